@@ -22,7 +22,7 @@ from typing import Any, Self
 from lab.proof.history import Event
 from lab.resources import cpu_seconds, memory_bytes
 from marq_worker.broker.ports import free_port
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 
 ROOT = Path(__file__).resolve().parents[1]
 LOG_TAIL_LINES = 15
@@ -85,11 +85,11 @@ class Program:
         self.history = log_file.with_suffix(".jsonl")
         self._events = NewLines(self.history)
         self._temporary = temporary
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     def start(self) -> Self:
         assert self._process is None, f"{self.name} was started before"
-        self._process = Process(
+        self._process = ChildProcess(
             self.command,
             self.log_file,
             directory=self.directory,
@@ -100,7 +100,7 @@ class Program:
         return self
 
     @property
-    def process(self) -> Process:
+    def process(self) -> ChildProcess:
         assert self._process is not None, f"{self.name} was not started"
         return self._process
 

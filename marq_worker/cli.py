@@ -64,7 +64,9 @@ class Marq(click.Group):
         for title, names in self._sections().items():
             loaded = [(name, self.get_command(context, name)) for name in names]
             with formatter.section(title):
-                formatter.write_dl([(name, each.get_short_help_str(200)) for name, each in loaded if each is not None])
+                formatter.write_dl(
+                    [(name, command.get_short_help_str(200)) for name, command in loaded if command is not None]
+                )
 
     def _sections(self) -> dict[str, Sequence[str]]:
         return {"Run": tuple(self.commands), **commands.SECTIONS}

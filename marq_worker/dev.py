@@ -194,7 +194,7 @@ def _broker_address(wanted: int | None) -> str:
         if not is_free(host, wanted):
             raise BrokerError(f"--port {wanted}: the port is in use; choose another one, or leave out --port")
         return join_address(host, wanted)
-    port = next((each for each in range(first, first + _FURTHER_PORTS) if is_free(host, each)), None)
+    port = next((candidate for candidate in range(first, first + _FURTHER_PORTS) if is_free(host, candidate)), None)
     if port is None:
         raise BrokerError(f"no port from {first} to {first + _FURTHER_PORTS - 1} is free: choose one with --port")
     if port != first:
@@ -214,7 +214,7 @@ def _web_port(settings: AppSettings, wanted: int | None) -> int:
 
 
 def _handlers_in(definitions: QueuesFile) -> list[str]:
-    return [str(each["handler"]) for each in definitions.queues.values() if "handler" in each]
+    return [str(settings["handler"]) for settings in definitions.queues.values() if "handler" in settings]
 
 
 def _imported(modules: Sequence[str]) -> set[str] | None:
@@ -363,7 +363,8 @@ class _Worker:
         self._started_s = self._reminded_s = time.monotonic()
         # A session of its own keeps Ctrl-C from the worker: this process stops it, and then the broker.
         self._process = subprocess.Popen(self._command, env=self._environment, start_new_session=True)
-        self._watchdogs = [each for each in self._watchdogs if each.poll() is None] + [watch(self._process.pid)]
+        running = [watchdog for watchdog in self._watchdogs if watchdog.poll() is None]
+        self._watchdogs = [*running, watch(self._process.pid)]
         self._said = ""
 
     def _stop(self) -> None:

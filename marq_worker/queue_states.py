@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from marq.kafka.owned_partitions import OPEN
+
 PAUSED, HANDLER_REMOVED, BREAKER_OPEN, NO_CONSUMER = "paused", "handler removed", "breaker open", "no consumer"
 BUSY, WAITING, IDLE = "busy", "waiting", "idle"
 STATES = (BUSY, WAITING, IDLE, NO_CONSUMER, PAUSED, BREAKER_OPEN, HANDLER_REMOVED)
 #: States that need an operator.
 ALARMING = (HANDLER_REMOVED, BREAKER_OPEN, NO_CONSUMER)
+#: Metrics that count messages of a queue.
+_MESSAGES = ("waiting", *OPEN, "dead_letters")
 
 
 def queue_state(
@@ -27,6 +31,14 @@ def queue_state(
     if any(metrics.get(name) for name in ("in_flight", "acquired_per_second", "acked_per_second")):
         return BUSY
     return WAITING if metrics.get("waiting") else IDLE
+
+
+def is_listed(metrics: Mapping[str, Any], *, known: bool) -> bool:
+    """Return whether lists of queues contain a queue; ``known``: it has a definition or a consumer group.
+
+    Trackers know each name that a message ever had, so an unknown queue is listed only while it has messages.
+    """
+    return known or any(metrics.get(name) for name in _MESSAGES)
 
 
 def open_breakers(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -65,19 +65,20 @@ def plain(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
-#: How the reason of a message begins that used up its attempts, and ends if a release ended the last one.
+#: The reason of a message that used up its attempts, if a release ended the last one.
 _EXHAUSTED = re.compile(r"(\d+) of \1 attempts used: the last time it was released")
 
 
 def why_dead(reason: str, error: str) -> str:
-    """Return why a message became a dead letter: its error, if that ended the last attempt, else the reason."""
+    """Return why a message became a dead letter: its last error, if it used up its attempts, else the reason.
+
+    The error may be that of an earlier attempt: a Retry without a cause leaves none.
+    """
     exhausted = _EXHAUSTED.fullmatch(reason)
-    return failures(int(exhausted[1]), error) if exhausted and error else reason
-
-
-def failures(count: int, error: str) -> str:
-    """Return how often a message failed, and its last error."""
-    return f"failed {count:,} times: {error}" if count > 1 else f"failed: {error}"
+    if exhausted is None or not error:
+        return reason
+    attempts = int(exhausted[1])
+    return f"given up after {attempts:,} attempt{'s' if attempts > 1 else ''}, last error: {error}"
 
 
 def end_with(error: Exception) -> NoReturn:

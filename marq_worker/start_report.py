@@ -40,7 +40,7 @@ def introduction(settings: AppSettings, groups: Mapping[str, HandlerGroup] | Non
 
 def _handlers(groups: Mapping[str, HandlerGroup]) -> Iterator[str]:
     queues = [(name, queue, group.name) for group in groups.values() for name, queue in group.queues.items()]
-    for name, queue, group in sorted(queues, key=lambda each: each[0])[:MAX_QUEUES]:
+    for name, queue, group in sorted(queues, key=lambda row: row[0])[:MAX_QUEUES]:
         yield f"queue {name}: {', '.join(queue.handlers)}, concurrency {queue.concurrency}, group {group}"
     if len(queues) > MAX_QUEUES:
         yield f"and {len(queues) - MAX_QUEUES:,} more queues with handlers; marq queues lists them"

@@ -61,7 +61,7 @@ def pytest_testnodedown(node: Any) -> None:
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     terminalreporter.section("costs per file: tests, seconds, CPU seconds")
-    for name, (tests, seconds, cpu) in sorted(costs.items(), key=lambda each: -each[1][1]):
+    for name, (tests, seconds, cpu) in sorted(costs.items(), key=lambda item: -item[1][1]):
         terminalreporter.line(f"{tests:5.0f} {seconds:8.1f} {cpu:8.1f}  {name}")
-    total = [sum(each[column] for each in costs.values()) for column in range(3)]
+    total = [sum(cost[column] for cost in costs.values()) for column in range(3)]
     terminalreporter.line(f"{total[0]:5.0f} {total[1]:8.1f} {total[2]:8.1f}  in all")

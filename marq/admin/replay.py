@@ -300,7 +300,9 @@ class _Replaying:
 
     def _payload(self, source: Source, row: Row) -> Payload:
         kept = [
-            each for each in row.headers if each[0] in (*_KEPT, TYPE_HEADER) or not each[0].startswith(RESERVED_HEADER)
+            header
+            for header in row.headers
+            if header[0] in (*_KEPT, TYPE_HEADER) or not header[0].startswith(RESERVED_HEADER)
         ]
         if source.topic != self._settings.names.messages and row.key is not None:
             kept = [*(header for header in kept if header[0] not in _KEPT), (KEY_HEADER, row.key)]

@@ -20,6 +20,9 @@ class Retry(Outcome):
         super().__init__(delay)
         self.delay_ms = optional_ms("delay", delay)
 
+    def __str__(self) -> str:
+        return "after the queue's backoff" if self.delay_ms is None else f"after {self.delay_ms / 1000:g} s"
+
 
 class NoHandler(Retry):
     """No handler here is for messages of this type. Another worker may have one, so the attempt does not count."""

@@ -50,7 +50,7 @@ from marq.wire.markers import (
 from marq.wire.names import DEDUPLICATION_ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.ordered_holders import follows
 
-#: The field of Counts for each fact.
+#: The field of EventCounts for each fact.
 _FACT_COUNTS = {kind: kind.name.lower() for kind in FACTS}
 
 # Looked up for every batch.

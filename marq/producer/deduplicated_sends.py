@@ -34,7 +34,7 @@ def check_ids(given: object, count: int) -> list[bytes]:
         raise ConfigError(f"deduplication_ids: expected a list with an id for each message, not {given!r}")
     if len(given) != count:
         raise ConfigError(f"deduplication_ids has {len(given)} ids for {count} messages: one for each")
-    return [check_id(each, f"deduplication_ids[{index}]") for index, each in enumerate(given)]
+    return [check_id(own_id, f"deduplication_ids[{index}]") for index, own_id in enumerate(given)]
 
 
 def with_id(headers: Sequence[Header], own_id: bytes | None) -> list[Header]:

@@ -79,7 +79,7 @@ class DelayControl:
         self._waiting += requests
         if self._asking is None:
             self._asking = asyncio.create_task(self._ask_all(), name="marq-delay-control")
-        answers = await asyncio.gather(*[each.future for each in requests], return_exceptions=True)
+        answers = await asyncio.gather(*[request.future for request in requests], return_exceptions=True)
         for answer in answers:
             if isinstance(answer, BaseException):
                 raise answer
@@ -133,7 +133,7 @@ class DelayControl:
             writer = await self._delays.writer()
             requests = await self._in_incarnations(requests)
             count = self._topics.markers_partitions
-            partitions = {markers_partition(*each.target[0], count) for each in requests}
+            partitions = {markers_partition(*request.target[0], count) for request in requests}
             reader = await self._cluster.markers_reader(partitions)
             failure = f"no tracker answered within {self._limit_s:g} s: is a worker running (marq worker)?"
             holders = _Holders(secrets.randbits(62) * 2 + 1, secrets.randbits(62) * 2 + 2)
@@ -152,11 +152,13 @@ class DelayControl:
 
     async def _in_incarnations(self, requests: list[_Request]) -> list[_Request]:
         """Name the incarnations of queues' own topics: a receipt names a topic as Kafka does."""
-        topics = {each.receipt.topic for each in requests}
-        present = await self._cluster.incarnations([each for each in topics if self._names.has_incarnations(each)])
+        topics = {request.receipt.topic for request in requests}
+        present = await self._cluster.incarnations([topic for topic in topics if self._names.has_incarnations(topic)])
         return [
-            each._replace(receipt=each.receipt._replace(topic=present.get(each.receipt.topic, each.receipt.topic)))
-            for each in requests
+            request._replace(
+                receipt=request.receipt._replace(topic=present.get(request.receipt.topic, request.receipt.topic))
+            )
+            for request in requests
         ]
 
     async def _listen(self, reader: MarkersReader, requests: list[_Request], holders: _Holders) -> None:
@@ -175,12 +177,12 @@ class DelayControl:
 
     def _records(self, requests: list[_Request], holders: _Holders) -> list[MarkerRecord]:
         groups: dict[tuple[str, Source, bool, bool], dict[int, int]] = {}
-        for each in requests:
-            if each.future.done():
+        for request in requests:
+            if request.future.done():
                 continue
-            source, offset = each.target
-            when = each.when
-            group = (each.receipt.queue, source, when is None, when is not None and when.relative)
+            source, offset = request.target
+            when = request.when
+            group = (request.receipt.queue, source, when is None, when is not None and when.relative)
             groups.setdefault(group, {})[offset] = 0 if when is None else when.time_ms
         records: list[MarkerRecord] = []
         for (queue, source, cancelled, relative), times in groups.items():
@@ -217,15 +219,15 @@ def _came_in_time(request: _Request, batch: Fact | Answer, index: int, holders: 
 
 
 def _all_done(requests: list[_Request]) -> bool:
-    return all(each.future.done() for each in requests)
+    return all(request.future.done() for request in requests)
 
 
 def _fail(requests: list[_Request], why: str) -> None:
-    for each in requests:
-        if not each.future.done():
-            what = "cancelled" if each.when is None else "moved"
-            each.future.set_exception(
+    for request in requests:
+        if not request.future.done():
+            what = "cancelled" if request.when is None else "moved"
+            request.future.set_exception(
                 BrokerUnavailable(
-                    f"queue {each.receipt.queue!r}: unknown whether message {each.receipt.id} was {what}: {why}"
+                    f"queue {request.receipt.queue!r}: unknown whether message {request.receipt.id} was {what}: {why}"
                 )
             )

@@ -228,7 +228,7 @@ class Delays:
         pieces = list(self._pieces(queue, items))
         for start in range(0, len(pieces), _WINDOW):
             markers = [self._marker(group, items[piece]) for piece in pieces[start : start + _WINDOW]]
-            records = [MarkerRecord.of(each, self._topics.markers_partitions) for each in markers]
+            records = [MarkerRecord.of(marker, self._topics.markers_partitions) for marker in markers]
             written = await writer.write(records, self._limit_s)
             yield [
                 Receipt(queue, *marker.source, number, None if group.where is None else sequence(at, number))
@@ -255,7 +255,7 @@ class Delays:
         self._numbers[where] += len(items)
         now_ms = int(self._cluster.wall_s() * 1000)
         values, headers, times = zip(*items, strict=True)
-        encoded = [encode_headers(each) for each in headers] if any(headers) else None
+        encoded = [encode_headers(message_headers) for message_headers in headers] if any(headers) else None
         payloads = Columns(queue.encode(), [now_ms] * len(items), values, headers=encoded)
         numbers, source = range(first, first + len(items)), Source(self._topic, where)
         # The holder is a dummy, because the messages are not in flight.

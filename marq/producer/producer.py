@@ -362,7 +362,7 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         control = self._started().delay_control
         if isinstance(receipt, Receipt | str):
             return (await control.ask([_receipt(call, receipt)], due))[0]
-        return await control.ask([_receipt(call, each) for each in receipt], due)
+        return await control.ask([_receipt(call, item) for item in receipt], due)
 
 
 def _receipt(call: str, receipt: object) -> Receipt:

@@ -121,7 +121,7 @@ class Routes:
         if sends is None:
             return self._shared
         # Partitions that were added since the start are unknown here, and not used as long as there are others.
-        known = tuple(each for each in sends if each < self._topics.messages_partitions)
+        known = tuple(partition for partition in sends if partition < self._topics.messages_partitions)
         return PartitionCursor(self._shared.topic, self._shared.partitions, known or sends)
 
     async def _own_cursor(self, topic: str) -> PartitionCursor:

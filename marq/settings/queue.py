@@ -14,9 +14,10 @@ from typing import Any
 
 from marq.settings.backoff import Backoff
 from marq.settings.breaker_thresholds import Breaker
+from marq.settings.hints import OURS
 from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
-from marq.wire.names import check_group_name, check_topic_name
+from marq.wire.names import check_group_name, check_topic_name, closest_name
 
 MAX_SECONDS = 365 * 24 * 3600
 #: A marker holds a lease as milliseconds in 32 bits: 49 days.
@@ -357,13 +358,19 @@ def named(rule: Callable[[object], object]) -> Check:
     return check
 
 
+def _suggestion(key: str, checks: Mapping[str, Check]) -> str:
+    ours = OURS.get(key, "").partition(" ")[0]
+    close = ours if ours in checks else closest_name(key, checks)
+    return f"did you mean {close!r}?" if close else f"expected one of {', '.join(checks)}"
+
+
 def check_table(place: str, table: object, checks: Mapping[str, Check], separator: str = ": ") -> dict[str, Any]:
     if not isinstance(table, Mapping):
         raise ConfigError(f"{place}: expected a table of settings, not {table!r}")
     for key, value in table.items():
         name = f"{place}{separator}{key}"
         if key not in checks:
-            raise ConfigError(f"{name}: unknown key; expected one of {', '.join(checks)}")
+            raise ConfigError(f"{name}: unknown key; {_suggestion(str(key), checks)}")
         checks[key](name, value)
     return dict(table)
 

@@ -30,7 +30,7 @@ from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
 from marq.testing.topics import LogRecord
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
-from marq.testing.worker import Handled, Worker
+from marq.testing.worker import Handled, MemoryWorker
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Payload, Source
@@ -233,7 +233,7 @@ class Broker:
             raise ConfigError(f"override({lifespan!r}): expected a function with @marq.lifespan")
         self._overrides[lifespan] = state
 
-    def worker(self, *handlers: Handled) -> Worker:
+    def worker(self, *handlers: Handled) -> MemoryWorker:
         """Return a worker that runs handlers within ``async with``.
 
         Args:
@@ -241,7 +241,7 @@ class Broker:
                 ``handlers`` of [settings]). Handlers named by the settings of queues run, too, as in every worker. So
                 do the lifespans and middleware of these modules, and of the modules of the functions.
         """
-        return Worker(self._settings, self._namespace, handlers, self._overrides, self._modules)
+        return MemoryWorker(self._settings, self._namespace, handlers, self._overrides, self._modules)
 
     async def run(self, *handlers: Handled, raise_errors: bool = False, limit: float = DEFAULT_LIMIT_S) -> None:
         """Run handlers until their queues are empty, letting time pass for retries, backoff and dead letters.
@@ -270,7 +270,7 @@ class Broker:
                 "waiting": sum(1 for _ in self._waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
                 # A schedule always has a delayed message.
-                "delayed": sum(not is_scheduled(each.id) for each in self.delayed(queue)) if later else 0,
+                "delayed": sum(not is_scheduled(message.id) for message in self.delayed(queue)) if later else 0,
             }
             if any(counts.values()):
                 left = [f"{count} {name}" for name, count in counts.items() if count]
@@ -313,11 +313,9 @@ class Broker:
         """Return the acked messages, in the order of their acks."""
         names = self._namespace.names
         return [
-            seen(
-                names, queue, each.source, _record(each.offset, each.payload), check_codec(codec), each.payload.attempt
-            )
-            for each in self._namespace.acked
-            if each.queue == queue
+            seen(names, queue, ack.source, _record(ack.offset, ack.payload), check_codec(codec), ack.payload.attempt)
+            for ack in self._namespace.acked
+            if ack.queue == queue
         ]
 
     def dead_letters(self, queue: str | None = None, *, codec: Codec | None = None) -> list[DeadLetter]:
@@ -363,7 +361,7 @@ def _module_names(settings: Mapping[str, Any]) -> list[str]:
     """Return the modules in ``handlers`` of [settings], a list or a text with commas. Raises ConfigError."""
     modules = settings.get("handlers", ())
     names = modules.split(",") if isinstance(modules, str) else modules
-    if not isinstance(names, list | tuple) or not all(isinstance(each, str) for each in names):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"[settings]: handlers: expected a list of names of modules, not {modules!r}")
     return [name.strip() for name in names if name.strip()]
 

@@ -54,7 +54,7 @@ class Timer:
         return (self.when_ms, self.last, self._order) < (other.when_ms, other.last, other._order)
 
 
-class Clock:
+class VirtualClock:
     """The virtual time and its timers."""
 
     def __init__(self) -> None:

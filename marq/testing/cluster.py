@@ -254,7 +254,9 @@ class MemoryCluster:
 
     async def markers_reader(self, partitions: Collection[int]) -> MemoryMarkersReader:
         markers = self._namespace.markers
-        return MemoryMarkersReader(TopicReader(markers, {each: len(markers.logs[each]) for each in partitions}))
+        return MemoryMarkersReader(
+            TopicReader(markers, {partition: len(markers.logs[partition]) for partition in partitions})
+        )
 
     def member(
         self, group: str, serving: Serving, instance_id: str | None, *, committed: bool = False, url: str = ""

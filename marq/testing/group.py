@@ -53,8 +53,8 @@ class Group:
 
     async def join(self, member: Member) -> None:
         """Add a member, which replaces the one with its instance id."""
-        for former in [each for each in self.members if each.instance_id is not None]:
-            if former.instance_id == member.instance_id:
+        for former in [*self.members]:
+            if former.instance_id is not None and former.instance_id == member.instance_id:
                 self.members.remove(former)
                 former.fail(replaced(self.name, member.instance_id))
         self.members.append(member)
@@ -97,7 +97,7 @@ def _shares(members: Sequence[Member]) -> dict[int, list[Source]]:
 def current(sources: Iterable[Source], committed: Offsets, group: str | None = None) -> Offsets:
     """Return the commits for these sources, as :func:`of_incarnations`."""
     wanted = {source.log: source for source in sources}
-    mine = {partition: each for partition, each in committed.items() if partition in wanted}
+    mine = {partition: commit for partition, commit in committed.items() if partition in wanted}
     return of_incarnations(wanted.values(), mine, group)
 
 

@@ -10,7 +10,7 @@ from itertools import count
 from marq.kafka.offset_snapshots import OffsetSnapshot
 from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
-from marq.testing.clock import Clock
+from marq.testing.clock import VirtualClock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
 from marq.testing.time_passing import Passage
@@ -28,7 +28,7 @@ class Memory:
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.clock = Clock()
+        self.clock = VirtualClock()
         self.topics: dict[str, Topic] = {}
         self._deleted: dict[str, Topic] = {}
         self._topic_ids = count(1)
@@ -86,7 +86,7 @@ class Memory:
         return sorted(description for description, _ in self._clients.values())
 
     def _awaits(self) -> bool:
-        return any(owner.awaits for each in self._namespaces.values() for owner in each.owners)
+        return any(owner.awaits for namespace in self._namespaces.values() for owner in namespace.owners)
 
     def _forget_clients(self) -> None:
         """Forget clients of closed event loops."""
@@ -119,7 +119,7 @@ class Memory:
             raise ConfigError(f"topic {name} was not created with create_topic at {self.address}")
         self._deleted[name] = self.topics.pop(name)
         for group in self.groups.values():
-            group.committed = {source: each for source, each in group.committed.items() if source.topic != name}
+            group.committed = {source: commit for source, commit in group.committed.items() if source.topic != name}
 
     def group(self, name: str) -> Group:
         """Return a consumer group, which may have no members."""
@@ -136,7 +136,7 @@ class Memory:
         position = self.position(namespace, queue, source)
         # The position of a queue with ordering is its lowest open message.
         marks = [owner.tracker.book.acquired.get((queue, source)) for owner in namespace.owners]
-        return max([position, *[each.first_free(position) for each in marks if each is not None]])
+        return max([position, *[ranges.first_free(position) for ranges in marks if ranges is not None]])
 
     def sources(self, namespace: Namespace, queue: str) -> list[Source]:
         """Return the partitions of the topics in which a queue may have records."""

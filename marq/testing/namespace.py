@@ -18,7 +18,7 @@ from marq.settings.definitions import Definitions, placement_key, start_key
 from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import Placement
 from marq.settings.topic_configs import room_for_markers
-from marq.testing.clock import Clock, Timer
+from marq.testing.clock import Timer, VirtualClock
 from marq.testing.owner import Acked, Owner, decoded
 from marq.testing.topics import Topic
 from marq.wire import dead_letter_notes
@@ -32,7 +32,7 @@ from marq.wire.record_headers import ordering_key
 class Namespace:
     """The objects of one prefix on an in-memory broker; ``topics`` are the broker's, by name."""
 
-    def __init__(self, settings: ClientSettings, clock: Clock, topics: dict[str, Topic]) -> None:
+    def __init__(self, settings: ClientSettings, clock: VirtualClock, topics: dict[str, Topic]) -> None:
         self.names: Names = settings.names
         names = self.names
         self.clock = clock

@@ -43,8 +43,8 @@ def _project_file(request: pytest.FixtureRequest) -> Path | None:
     name, root = str(request.config.getini(_OPTION)), request.config.rootpath
     if not name:
         return None
-    directories = [each for each in request.path.parents if each == root or root in each.parents]
-    return next((each / name for each in [*directories, root] if (each / name).is_file()), None)
+    directories = [directory for directory in request.path.parents if directory == root or root in directory.parents]
+    return next((directory / name for directory in [*directories, root] if (directory / name).is_file()), None)
 
 
 def _broker_of(file: Path) -> Broker:

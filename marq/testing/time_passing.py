@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
 from marq.consumer.receiver import Receiver
-from marq.testing.clock import Clock, Timer
+from marq.testing.clock import Timer, VirtualClock
 from marq.wire.errors import MarqError
 
 #: The event loop is at rest after this many empty turns, or after this many turns if it does not show what is ready
@@ -47,7 +47,7 @@ class Unfinished(MarqError):
 class Passage:
     """The passing of time in one event loop; ``awaits`` tells whether some message will be delivered as time passes."""
 
-    def __init__(self, clock: Clock, awaits: Callable[[], bool]) -> None:
+    def __init__(self, clock: VirtualClock, awaits: Callable[[], bool]) -> None:
         self._clock = clock
         self._awaits = awaits
         self._receivers: dict[object, Receiver] = {}

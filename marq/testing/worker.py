@@ -35,7 +35,7 @@ from marq.wire.errors import ConfigError
 Handled = Callable[..., Any] | ModuleType
 
 
-class Worker:
+class MemoryWorker:
     """The handlers of some queues; :attr:`errors` are their exceptions, except ``Retry`` and ``Reject``."""
 
     def __init__(
@@ -84,7 +84,7 @@ class Worker:
             for name, members in sorted(by_group.items()):
                 modules = self._modules(members)
                 chain = [self._note, *middleware_in(*modules)]
-                resources = Resources([self._overridden(each) for each in lifespans_in(*modules)])
+                resources = Resources([self._overridden(lifespan) for lifespan in lifespans_in(*modules)])
                 group = _Group(name, members, chain, resources)
                 self._groups.append(group)
                 await group.start(self._settings, definitions)
@@ -140,21 +140,21 @@ class Worker:
         """Return the modules whose lifespans and middleware a worker applies to the handlers of some queues."""
         names = [self._namespace.definitions.settings(queue).handler or "" for queue in queues]
         own = [sys.modules.get(name.partition(":")[0]) for name in names]
-        return [each for each in [*self._sources, *own] if isinstance(each, ModuleType)]
+        return [source for source in [*self._sources, *own] if isinstance(source, ModuleType)]
 
     def _handlers(self) -> dict[str, QueueHandler]:
         """Return the handler of each queue, and publish the decorated ones."""
         definitions = self._namespace.definitions
         handlers: dict[str, QueueHandler] = {}
         decorated = by_queue(_decorated(self._sources))
-        for queue, each in decorated.items():
-            document = {**each.document, "handler": _importable(each.document["handler"])}
+        for queue, queue_handlers in decorated.items():
+            document = {**queue_handlers.document, "handler": _importable(queue_handlers.document["handler"])}
             key = layer_key("handler", queue)
             after = definitions.after({key: document})
             check_queue(after, queue)
             check_topic(after, queue, self._namespace.names)
             self._namespace.define(key, encoded(document))
-            handlers[queue] = handler_for(queue, {kind: one.function for kind, one in each.by_type.items()})
+            handlers[queue] = handler_for(queue, {kind: one.function for kind, one in queue_handlers.by_type.items()})
         for queue in definitions.names():
             name = handler_of(definitions, queue, own={})
             if name is not None:
@@ -186,7 +186,7 @@ class _Group:
     async def start(self, settings: ClientSettings, definitions: Definitions) -> None:
         cluster, names = MemoryCluster(settings), settings.names
         topics = await cluster.topics()
-        own_topics = {each: definitions(each).topic for each in self.handlers}
+        own_topics = {queue: definitions(queue).topic for queue in self.handlers}
         served = serving(names.messages, self.handlers, own_topics, changed_at=definitions.changed_at(self.handlers))
         await cluster.own_topics(served.own_topics.values(), topics)
         self._member = member = cluster.member(names.named_group(self._name), served, None)
@@ -216,16 +216,16 @@ class _Group:
 
 
 def _decorated(handlers: Iterable[Handled]) -> Iterator[HandlerDefinition]:
-    for each in handlers:
-        if isinstance(each, ModuleType):
-            definitions: Sequence[HandlerDefinition] = handlers_in(each)
-            surrounds = bool(lifespans_in(each) or middleware_in(each))
+    for handled in handlers:
+        if isinstance(handled, ModuleType):
+            definitions: Sequence[HandlerDefinition] = handlers_in(handled)
+            surrounds = bool(lifespans_in(handled) or middleware_in(handled))
         else:
-            definitions, surrounds = definitions_of(each), False
+            definitions, surrounds = definitions_of(handled), False
         if not (definitions or surrounds):
             raise ConfigError(
-                f"{each!r}: expected a function with @marq.handler, or a module that has one; a function without it is"
-                " run by Consumer.run"
+                f"{handled!r}: expected a function with @marq.handler, or a module that has one; a function without it"
+                " is run by Consumer.run"
             )
         yield from definitions
 

@@ -13,7 +13,7 @@ from typing import Self
 from marq_worker.broker import downloads, errors, java, ports, settings
 from marq_worker.broker.directory import BrokerDirectory
 from marq_worker.broker.errors import BrokerError
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 from marq_worker.broker.security import Security
 from marq_worker.broker.settings import FIRST_NODE_ID, ClusterNode, new_cluster_id
 
@@ -75,7 +75,7 @@ class EmbeddedBroker:
         self._java_flags = java_flags
         self._address = None if address is None else ports.split_address(address)
         self._directory: BrokerDirectory | None = None
-        self._process: Process | None = None
+        self._process: ChildProcess | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -222,7 +222,7 @@ class EmbeddedBroker:
         if not directory.formatted:
             _format(command, directory, membership.cluster_id, self._security.format_options())
         server = [*command, "kafka.Kafka", str(directory.server_properties)]
-        self._process = Process(
+        self._process = ChildProcess(
             server,
             directory.console,
             directory=directory.path,
@@ -262,7 +262,7 @@ def _format(command: list[str], directory: BrokerDirectory, cluster_id: str, opt
         raise BrokerError(errors.explain(what, directory.log(), directory=directory.path, address=""))
 
 
-def _wait_until_ready(process: Process, host: str, port: int, node_id: int, limit_seconds: float) -> bool:
+def _wait_until_ready(process: ChildProcess, host: str, port: int, node_id: int, limit_seconds: float) -> bool:
     deadline = time.monotonic() + limit_seconds
     while process.running and time.monotonic() < deadline:
         if ports.is_ready(host, port, node_id):

@@ -22,7 +22,7 @@ def watch(group: int, temporary: Sequence[Path] = ()) -> subprocess.Popen[bytes]
     )
 
 
-class Process:
+class ChildProcess:
     """A process in its own session, so that Ctrl-C in the terminal reaches this program first.
 
     ``log_file`` receives its output. The watchdog deletes the ``temporary`` directories. `write` needs

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 
 #: Smaller differences between clocks do no harm.
 ALLOWED_S = 5.0
@@ -22,7 +22,7 @@ class Api(NamedTuple):
     since: str
 
 
-#: Requests by their API key in Kafka's protocol.
+#: Requests that all workers and clients need, by their API key in Kafka's protocol.
 APIS: Mapping[int, Api] = {
     0: Api("Produce", 3, 7, "0.11"),
     1: Api("Fetch", 4, 11, "0.11"),
@@ -33,8 +33,10 @@ APIS: Mapping[int, Api] = {
     10: Api("FindCoordinator", 1, 1, "0.11"),
     11: Api("JoinGroup", 0, 5, "0.9"),
     12: Api("Heartbeat", 0, 1, "0.9"),
+    13: Api("LeaveGroup", 0, 1, "0.9"),
     14: Api("SyncGroup", 0, 3, "0.9"),
     15: Api("DescribeGroups", 0, 3, "0.9"),
+    16: Api("ListGroups", 0, 1, "0.9"),
     19: Api("CreateTopics", 0, 3, "0.10.1"),
     22: Api("InitProducerId", 0, 0, "0.11"),
     24: Api("AddPartitionsToTxn", 0, 0, "0.11"),
@@ -44,7 +46,7 @@ APIS: Mapping[int, Api] = {
 _JOIN_GROUP, _STATIC = 11, Api("JoinGroup, for MARQ_INSTANCE_ID", 5, 5, "2.3")
 
 
-def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) -> list[Finding]:
+def judge_apis(spoken: Mapping[int, tuple[int, int]], *, static_member: bool) -> list[CheckFinding]:
     """Judge the versions of requests that a broker supports, by their numbers."""
     wanted = {**APIS, **({_JOIN_GROUP: _STATIC} if static_member else {})}
     old = [api for key, api in wanted.items() if spoken.get(key, (0, -1))[1] < api.least]
@@ -91,7 +93,7 @@ class ClockSample:
         return min(0.0, self.confirmed_ms - self.appended_ms) / 1000
 
 
-def judge_clock(appended: ClockSample) -> Finding:
+def judge_clock(appended: ClockSample) -> CheckFinding:
     ahead_s = appended.ahead_s
     if abs(ahead_s) <= ALLOWED_S:
         return fine("clock", f"at most {ALLOWED_S:g} s off the broker's clock")

@@ -16,7 +16,7 @@ from marq.settings.topic_configs import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.handlers.handler_watch import merged
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import add_up, backlog_of
@@ -63,7 +63,7 @@ def judge_reading(
     left_out: int = 0,
     ended: Mapping[str, int] | None = None,
     stuck: Collection[str] = (),
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Judge the groups that read queues.
 
     ``waiting``: messages by queue, None if they are not counted; ``left_out``: groups that are not in ``readers``;
@@ -90,7 +90,7 @@ def judge_reading(
     return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
-def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[Finding]:
+def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[CheckFinding]:
     places = reader.places.items()
     lost = {source: place.start - place.committed for source, place in places if place.committed < place.start}
     topics = sorted({source.topic for source in lost})
@@ -139,7 +139,7 @@ def _judge_handlers(
     queues: list[str],
     waiting: Mapping[str, int] | None,
     ended: Mapping[str, int],
-) -> list[Finding]:
+) -> list[CheckFinding]:
     handled = _handled(definitions, queues)
     if reader.members != 0 or not handled:
         return []
@@ -169,7 +169,7 @@ def _judge_handlers(
 
 def judge_partitions(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
-) -> list[Finding]:
+) -> list[CheckFinding]:
     messages = found.get(client.names.messages)
     if messages is None:
         return []
@@ -205,7 +205,9 @@ def judge_partitions(
     return findings
 
 
-def judge_retention(client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]) -> list[Finding]:
+def judge_retention(
+    client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
+) -> list[CheckFinding]:
     """Check whether retention exceeds the longest time that a message may wait unread while only its topic has it."""
     messages = found.get(client.names.messages)
     kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
@@ -297,7 +299,9 @@ def counted(waiting: Waiting, unattended: Collection[str], now_ms: float) -> lis
     return backlogs
 
 
-def judge_backlogs(definitions: Definitions, backlogs: Iterable[Backlog], reported: Collection[str]) -> list[Finding]:
+def judge_backlogs(
+    definitions: Definitions, backlogs: Iterable[Backlog], reported: Collection[str]
+) -> list[CheckFinding]:
     """Judge backlogs, except of queues in ``reported``, whose handlers no worker runs."""
     listed = [
         backlog
@@ -326,7 +330,7 @@ def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
     return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
 
 
-def judge_large_messages(dead: Mapping[CountKey, int]) -> list[Finding]:
+def judge_large_messages(dead: Mapping[CountKey, int]) -> list[CheckFinding]:
     """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
     findings = []
     for queue in sorted({group.queue for group in dead}):
@@ -347,7 +351,7 @@ def judge_large_messages(dead: Mapping[CountKey, int]) -> list[Finding]:
     return findings[:_SHOWN]
 
 
-def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
+def _no_consumer(backlog: Backlog, definitions: Definitions) -> CheckFinding:
     queue = backlog.queue
     if definitions.settings(queue).handler is not None:
         start = "start a worker with the role handlers (MARQ_ROLES) and with the handler's module in MARQ_HANDLERS"
@@ -364,7 +368,7 @@ def _no_consumer(backlog: Backlog, definitions: Definitions) -> Finding:
     return problem(f"queue {queue}", f"has no consumer; {backlog}", advice=start)
 
 
-def _stalled(backlog: Backlog) -> Finding:
+def _stalled(backlog: Backlog) -> CheckFinding:
     since = "" if backlog.idle_s is None else f" for {span(backlog.idle_s)}"
     return warning(
         f"queue {backlog.queue}",

@@ -45,7 +45,7 @@ from marq_worker.check.consumers import (
     unhandled,
     with_large_messages,
 )
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.check.permissions import WORKER, Allowed, Use, judge_permissions
 from marq_worker.check.queues import (
     groups_of,
@@ -94,10 +94,10 @@ class Examination:
         self._roles = list(roles)
         self._worker = WORKER in roles
         self._tracker = self._worker and Role.TRACKER in settings.roles
-        self._findings: list[Finding] = []
+        self._findings: list[CheckFinding] = []
         self._step = ""
 
-    async def run(self) -> list[Finding]:
+    async def run(self) -> list[CheckFinding]:
         """Return all findings, within :data:`LIMIT_S`."""
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -392,7 +392,7 @@ class Examination:
             self._add(problem(step, f"unknown: {str(error) or type(error).__name__}"))
         return failed
 
-    def _add(self, *findings: Finding) -> None:
+    def _add(self, *findings: CheckFinding) -> None:
         self._findings += findings
 
 

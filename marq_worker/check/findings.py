@@ -19,7 +19,7 @@ class Level(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckFinding:
     """A line of the answer; ``commands`` follow on lines of their own, to be copied."""
 
     level: Level
@@ -41,26 +41,30 @@ class Finding:
         return asdict(self)
 
 
-def fine(subject: str, found: str) -> Finding:
+def fine(subject: str, found: str) -> CheckFinding:
     """Return a finding that nothing is wrong."""
-    return Finding(Level.OK, subject, found)
+    return CheckFinding(Level.OK, subject, found)
 
 
-def warning(subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()) -> Finding:
+def warning(
+    subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()
+) -> CheckFinding:
     """Return a finding of something that works, but may not be intended."""
-    return Finding(Level.WARNING, subject, found, expected, advice, tuple(commands))
+    return CheckFinding(Level.WARNING, subject, found, expected, advice, tuple(commands))
 
 
-def problem(subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()) -> Finding:
+def problem(
+    subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()
+) -> CheckFinding:
     """Return a finding of something that does not work."""
-    return Finding(Level.PROBLEM, subject, found, expected, advice, tuple(commands))
+    return CheckFinding(Level.PROBLEM, subject, found, expected, advice, tuple(commands))
 
 
-def exit_code(findings: Iterable[Finding]) -> int:
+def exit_code(findings: Iterable[CheckFinding]) -> int:
     """Return 1 if a finding is a problem, else 0."""
     return int(any(finding.level is Level.PROBLEM for finding in findings))
 
 
-def report(findings: Iterable[Finding]) -> dict[str, Any]:
+def report(findings: Iterable[CheckFinding]) -> dict[str, Any]:
     listed = list(findings)
     return {"ok": not exit_code(listed), "findings": [finding.document() for finding in listed]}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marq.wire.errors import ConfigError
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.config.settings import AppSettings
 from marq_worker.web.security import check_exposure
 
@@ -17,7 +17,7 @@ from marq_worker.web.security import check_exposure
 VERSIONS = {"faust-streaming": "0.15.3", "mode-streaming": "0.7.1", "aiokafka": "0.14.0", "rocksdict": "0.3.29"}
 
 
-def judge_data_directory(path: Path) -> Finding:
+def judge_data_directory(path: Path) -> CheckFinding:
     """Judge whether a worker can write its tables below a directory, which need not exist yet."""
     subject = f"data directory {path}"
     existing = next(parent for parent in (path.absolute(), *path.absolute().parents) if parent.exists())
@@ -39,7 +39,7 @@ class Port:
     error: int = 0
 
 
-def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
+def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> CheckFinding:
     """Judge the worker's web port.
 
     ``host``: the name that other workers use; ``workers``: addresses of their pages, None if unknown.
@@ -67,7 +67,7 @@ def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> Finding:
     )
 
 
-def judge_exposure(settings: AppSettings) -> list[Finding]:
+def judge_exposure(settings: AppSettings) -> list[CheckFinding]:
     """Check whether others can open the worker's pages without a login."""
     try:
         check_exposure(settings, settings.web_bind)
@@ -76,7 +76,7 @@ def judge_exposure(settings: AppSettings) -> list[Finding]:
     return []
 
 
-def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[Finding]:
+def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[CheckFinding]:
     """Judge the versions of packages whose private interfaces a worker uses."""
     different = [name for name, version in pinned.items() if installed.get(name) != version]
     if not different:

@@ -9,7 +9,7 @@ from marq.kafka.role_permissions import ROLES, Permission, ResourceType, grants,
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
-from marq_worker.check.findings import Finding, fine, problem
+from marq_worker.check.findings import CheckFinding, fine, problem
 from marq_worker.config.settings import AppSettings, Role
 
 #: The role that runs trackers and handlers.
@@ -118,7 +118,7 @@ def missing(client: ClientSettings, role: str, use: Use, allowed: Allowed) -> li
     return [permission for permission in ROLES[role](client.names, topics) if allowed.lacks(permission, ())]
 
 
-def judge_permissions(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[Finding]:
+def judge_permissions(client: ClientSettings, roles: Iterable[str], use: Use, allowed: Allowed) -> list[CheckFinding]:
     """Judge the permissions for these roles; for other roles only report that they suffice."""
     asked, user = list(roles), principal(client)
     lacking = {role: missing(client, role, use, allowed) for role in ROLES}

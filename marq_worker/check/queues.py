@@ -14,7 +14,7 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
-from marq_worker.check.findings import Finding, exit_code, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, exit_code, fine, problem, warning
 from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
 from marq_worker.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
@@ -25,7 +25,7 @@ from marq_worker.publication import check_topics, differences, left_over, listed
 ORDER_LIMIT_S = 30.0
 
 
-def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[Finding]:
+def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[CheckFinding]:
     """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
     try:
         changes = differences(definitions, file)
@@ -48,7 +48,7 @@ def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, publ
     ]
 
 
-def _judge_left_over(definitions: Definitions, file: QueuesFile) -> list[Finding]:
+def _judge_left_over(definitions: Definitions, file: QueuesFile) -> list[CheckFinding]:
     if not file.present or not (left := left_over(definitions, file)):
         return []
     return [
@@ -71,7 +71,7 @@ def with_file(definitions: Definitions, file: QueuesFile | None) -> Definitions:
 
 async def look_at_file(
     client: ClientSettings, definitions: Definitions, file: QueuesFile, *, published_by: int
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Judge the file as :func:`judge_file`, and whether it would break the order of messages."""
     findings = judge_file(definitions, client.names, file, published_by=published_by)
     log = definition_log(client)
@@ -94,9 +94,9 @@ def groups_of(definitions: Definitions, names: Names) -> list[str]:
 
 def judge_own_topics(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts], unseen: Collection[str]
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Judge the topics that queues have of their own; those in ``unseen`` could not be looked up."""
-    findings: list[Finding] = []
+    findings: list[CheckFinding] = []
     for queue in definitions.names():
         try:
             check_topic(definitions, queue, client.names)
@@ -110,7 +110,7 @@ def judge_own_topics(
     return findings
 
 
-def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:
+def _absent(client: ClientSettings, topic: str, queue: str) -> CheckFinding:
     return problem(
         f"queue {queue}",
         f"its topic {topic} does not exist",
@@ -119,7 +119,7 @@ def _absent(client: ClientSettings, topic: str, queue: str) -> Finding:
     )
 
 
-def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> list[Finding]:
+def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> list[CheckFinding]:
     names = client.names
     needed = room_for_markers(found[topic].limit_bytes)
     small = [
@@ -140,7 +140,7 @@ def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFa
     ]
 
 
-def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[Finding]:
+def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[CheckFinding]:
     """Judge records of the queues topic that are not definitions."""
     return [
         warning(f"topic {topic}", f"the record at offset {offset} is not a definition and is ignored: {why:.300}")
@@ -148,14 +148,14 @@ def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[
     ]
 
 
-def judge_defined(definitions: Definitions) -> Finding:
+def judge_defined(definitions: Definitions) -> CheckFinding:
     names = definitions.names()
     return fine(
         "queues", f"{len(names)} defined: {', '.join(names)}" if names else "none are defined; all use the defaults"
     )
 
 
-def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[str, ...]) -> list[Finding]:
+def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[str, ...]) -> list[CheckFinding]:
     """Import the handlers that a worker would run after publishing its definitions, and judge them.
 
     Blocks for as long as the imports take.
@@ -165,13 +165,13 @@ def judge_handlers(definitions: Definitions, file: QueuesFile, modules: tuple[st
     except ConfigError as error:
         return [problem("handlers", str(error))]
     after = with_file(definitions, file)
-    documents = {queue: each.document for queue, each in decorated.items()}
+    documents = {queue: queue_handlers.document for queue, queue_handlers in decorated.items()}
     try:
         after = after.after(publication(after, documents, modules, file.project))
     except ConfigError as error:
         return [problem("handlers", str(error))]
-    own = {queue: each.name for queue, each in decorated.items() if each.name is not None}
-    types = {queue: each.types for queue, each in decorated.items()}
+    own = {queue: queue_handlers.name for queue, queue_handlers in decorated.items() if queue_handlers.name is not None}
+    types = {queue: queue_handlers.types for queue, queue_handlers in decorated.items()}
     groups = handler_groups(after, own, around, file.runs_project, types)
     findings = []
     for group in groups.values():

@@ -9,7 +9,7 @@ from marq.kafka.topics import commands_to_make, planned
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions
 from marq.wire.names import Names
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 
 MIN_IN_SYNC = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"
@@ -29,7 +29,7 @@ def judge_missing(
     brokers: int,
     *,
     too_many_replicas: bool = False,
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Judge missing topics; ``refusals``: why each could not be created, "" if it could."""
     plans = planned(client, found)
     listed = ", ".join(refusals)
@@ -48,7 +48,7 @@ def judge_missing(
     return [missing, *_judge_planned_replicas(client, brokers, too_many_replicas)]
 
 
-def _judge_planned_replicas(client: ClientSettings, brokers: int, too_many: bool) -> list[Finding]:
+def _judge_planned_replicas(client: ClientSettings, brokers: int, too_many: bool) -> list[CheckFinding]:
     replicas = client.replication_factor
     if too_many:
         return [
@@ -73,7 +73,7 @@ def _judge_planned_replicas(client: ClientSettings, brokers: int, too_many: bool
 
 def judge_topics(
     client: ClientSettings, found: Mapping[str, TopicFacts], brokers: int, *, changelog: bool
-) -> list[Finding]:
+) -> list[CheckFinding]:
     findings = [
         *_judge_rules(client, found, changelog=changelog),
         *(problem("topics", wrong) for wrong in wrong_partitions(client.names, found)),
@@ -83,7 +83,7 @@ def judge_topics(
     return findings or [fine("topics", f"{len(found)} of {client.names.prefix}, with the settings that marq needs")]
 
 
-def _judge_rules(client: ClientSettings, found: Mapping[str, TopicFacts], *, changelog: bool) -> Iterable[Finding]:
+def _judge_rules(client: ClientSettings, found: Mapping[str, TopicFacts], *, changelog: bool) -> Iterable[CheckFinding]:
     if client.names.messages not in found:
         return []
     wanted = rules(client.names, found[client.names.messages].limit_bytes, changelog=changelog)
@@ -99,7 +99,7 @@ def _judge_rules(client: ClientSettings, found: Mapping[str, TopicFacts], *, cha
     ]
 
 
-def _judge_replicas(client: ClientSettings, name: str, facts: TopicFacts, brokers: int) -> list[Finding]:
+def _judge_replicas(client: ClientSettings, name: str, facts: TopicFacts, brokers: int) -> list[CheckFinding]:
     subject, least = f"topic {name}", int(facts.config.get(MIN_IN_SYNC, "1"))
     if facts.replicas and least > facts.replicas:
         return [
@@ -133,7 +133,7 @@ def _judge_replicas(client: ClientSettings, name: str, facts: TopicFacts, broker
     return []
 
 
-def _judge_retention(client: ClientSettings, found: Mapping[str, TopicFacts]) -> list[Finding]:
+def _judge_retention(client: ClientSettings, found: Mapping[str, TopicFacts]) -> list[CheckFinding]:
     name = client.names.markers
     if name not in found:
         return []

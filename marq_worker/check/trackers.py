@@ -9,7 +9,7 @@ from typing import Any
 
 from marq.kafka.group_members import DescribedMember
 from marq.wire.names import Names
-from marq_worker.check.findings import Finding, fine, problem, warning
+from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.client_id import Identity
 from marq_worker.handlers.handler_watch import merged, removed
 from marq_worker.handlers.stuck_processes import StuckProcess, quiet_workers, stuck_processes
@@ -43,7 +43,7 @@ SILENT = (
 
 def judge_members(
     names: Names, members: Sequence[DescribedMember], *, begun: bool, silent: str | None = None
-) -> list[Finding]:
+) -> list[CheckFinding]:
     """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before.
 
     ``silent``: the address of this machine's web port, if a process listens there that does not answer.
@@ -69,7 +69,7 @@ def judge_members(
     return [fine(subject, f"{len(members)} in group {names.app_id}: {listed}"), *judge_differences(names, members)]
 
 
-def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Finding]:
+def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[CheckFinding]:
     """Judge the workers' pages; ``partitions``: the number of markers partitions, None if not known."""
     findings = [_judge_page(page) for page in pages]
     return [
@@ -82,7 +82,7 @@ def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[Fi
     ]
 
 
-def _judge_handlers(pages: Sequence[Page]) -> list[Finding]:
+def _judge_handlers(pages: Sequence[Page]) -> list[CheckFinding]:
     return [
         warning(f"queue {queue}", removed(queue, **report))
         for queue, report in sorted(merged([page.metrics for page in pages]).items())
@@ -94,7 +94,7 @@ def stuck(pages: Iterable[Page]) -> list[StuckProcess]:
     return stuck_processes({**page.metrics, "url": page.url} for page in pages)
 
 
-def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
+def _judge_processes(pages: Sequence[Page]) -> list[CheckFinding]:
     """Judge handler processes as /healthz does: a short blockage may be over soon."""
     return [
         (problem if process.stopped or process.blocked_s > MAX_LOOP_LAG_SECONDS else warning)(
@@ -104,7 +104,7 @@ def _judge_processes(pages: Sequence[Page]) -> list[Finding]:
     ]
 
 
-def _judge_quiet(pages: Sequence[Page]) -> list[Finding]:
+def _judge_quiet(pages: Sequence[Page]) -> list[CheckFinding]:
     return [
         warning(
             f"worker {url}",
@@ -115,13 +115,13 @@ def _judge_quiet(pages: Sequence[Page]) -> list[Finding]:
     ]
 
 
-def _judge_recreated(pages: Sequence[Page]) -> list[Finding]:
+def _judge_recreated(pages: Sequence[Page]) -> list[CheckFinding]:
     # A worker of an older version tells nothing about it.
     reports = [page.metrics.get("recreated_topics", ()) for page in pages]
     return [warning(f"queue {topic['queue']}", recreated(**topic)) for topic in recreated_topics(reports)]
 
 
-def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
+def _judge_owners(pages: Sequence[Page], partitions: int) -> list[CheckFinding]:
     if not pages or any(page.partitions is None for page in pages):
         # A worker that does not answer may own them.
         return []
@@ -138,7 +138,7 @@ def _judge_owners(pages: Sequence[Page], partitions: int) -> list[Finding]:
     ]
 
 
-def _judge_page(page: Page) -> list[Finding]:
+def _judge_page(page: Page) -> list[CheckFinding]:
     if page.silent:
         return [
             warning(
@@ -158,7 +158,7 @@ def _judge_page(page: Page) -> list[Finding]:
     return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
 
 
-def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[Finding]:
+def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[CheckFinding]:
     subject = f"markers partition {partition['partition']}"
     # The worker measures this itself, and counts only the time in which it was running.
     stalled_s = partition.get("stalled_seconds", 0.0)
@@ -204,7 +204,7 @@ def _mend(alarm: str) -> str:
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"
 
 
-def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[Finding]:
+def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[CheckFinding]:
     """Warn if workers differ, except in the definitions of different projects."""
     identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
     different = ["versions"] if len({identity.version for identity in identities}) > 1 else []

@@ -206,11 +206,11 @@ def described(owned: Mapping[int, Owned], definitions: Definitions) -> dict[str,
 
 
 def _show(listed: Mapping[str, Any]) -> None:
-    for each in listed["stopped"]:
-        location = f"{each['partition']} {each['offset']}"
+    for marker in listed["stopped"]:
+        location = f"{marker['partition']} {marker['offset']}"
         print(
-            f"markers partition {each['partition']} is stopped before offset {each['offset']}: {each['error']}"
-            f" ({each['bytes']:,} bytes, {each['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
+            f"markers partition {marker['partition']} is stopped before offset {marker['offset']}: {marker['error']}"
+            f" ({marker['bytes']:,} bytes, {marker['begins']}). If a newer Marq wrote it, upgrade the workers; if not:"
             f" marq quarantine {location}"
         )
     orders = listed["quarantined"]

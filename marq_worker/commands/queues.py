@@ -18,7 +18,7 @@ from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, u
 from marq_worker.commands.command import JSON, Setup, command, open_groups, open_queues
 from marq_worker.commands.open_messages import OpenReport, told_by_workers
 from marq_worker.commands.terminal import WATCH, Alarm, Column, cell, duration, interval, looked, number, show
-from marq_worker.queue_states import ALARMING, PAUSED, queue_state
+from marq_worker.queue_states import ALARMING, PAUSED, is_listed, queue_state
 from marq_worker.readable import paused
 
 
@@ -116,8 +116,7 @@ def described(
 ) -> dict[str, Any]:
     """Return the metrics of all queues for programs; ``lonely``: those with waiting messages and no consumer.
 
-    A queue without a definition, a group among ``consumed`` and any message is unknown, and left out: trackers know
-    each name that a message ever had.
+    ``consumed``: those with a consumer group. Unknown queues without messages are left out.
     """
     unknown = {key.decode("utf-8", "replace"): count for key, count in waiting.unknown_keys.items()}
     now_ms, complete = time.time() * 1000, told.complete and waiting.complete
@@ -125,9 +124,9 @@ def described(
     for name in sorted({*names, *dead, *unknown}):
         oldest_ms = waiting.oldest_ms.get(name)
         metrics, settings = told.queues.get(name, {}), definitions.settings(name)
-        count, open_ = waiting.counts[name] + unknown.get(name, 0), told.of(name)
-        known = name in definitions.names() or name in consumed or not complete
-        if not (known or count or dead.get(name) or any(open_.values())):
+        count = waiting.counts[name] + unknown.get(name, 0)
+        messages = {"waiting": count, **told.of(name), "dead_letters": dead.get(name, 0)}
+        if not is_listed(messages, known=name in definitions.names() or name in consumed or not complete):
             continue
         removed_handler = told.removed_handlers.get(name, {}).get("handler")
         no_consumer = name in lonely and not settings.paused
@@ -147,9 +146,7 @@ def described(
                 "no_consumer": no_consumer,
                 "removed_handler": removed_handler,
                 "group": definitions.group(name),
-                "waiting": count,
-                **open_,
-                "dead_letters": dead.get(name, 0),
+                **messages,
                 "oldest_waiting_seconds": None if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1000),
                 "acked_per_second": metrics.get("acked_per_second", 0.0),
             }

@@ -19,7 +19,7 @@ _COLUMNS = (
     Column("time zone", cell("timezone"), rank=4),
     Column("next", cell("next"), least=16),
     Column("last", cell("last"), rank=3),
-    Column("note", lambda each: each["problem"] or ("" if each["enabled"] else "disabled"), least=12),
+    Column("note", lambda schedule: schedule["problem"] or ("" if schedule["enabled"] else "disabled"), least=12),
 )
 
 
@@ -28,12 +28,15 @@ async def schedules(setup: Setup, as_json: bool) -> int:
     """Show all schedules and their next times; exit 1 if a worker did not respond."""
     client = setup.client
     async with open_queues(client) as queues:
-        known = {each.name: {"name": each.name, **schedule_document(each)} for each in Schedules.of(queues).list()}
+        known = {
+            schedule.name: {"name": schedule.name, **schedule_document(schedule)}
+            for schedule in Schedules.of(queues).list()
+        }
     answer: dict[str, Any] = {"complete": True, "schedules": []}
     if known:
         members, answers = await ask_workers(client, "api/schedules")
         answer = by_name(answers, complete=members.settled and bool(members.urls))
-    metrics = {each["name"]: each for each in answer["schedules"]}
+    metrics = {schedule["name"]: schedule for schedule in answer["schedules"]}
     for name, document in known.items():
         document.update({key: metrics.get(name, {}).get(key) for key in ("next", "last", "problem")})
     document = {"complete": answer["complete"], "schedules": list(known.values())}

@@ -109,7 +109,7 @@ def described(
 ) -> dict[str, Any]:
     names = client.names
     owners = groups[names.app_id].owners if names.app_id in groups else {}
-    leased = {partition: _leases_since(each) for partition, each in owned.items()}
+    leased = {partition: _leases_since(content) for partition, content in owned.items()}
     oldest: dict[tuple[str, Source], int] = {}
     for since in leased.values():
         for (queue, source), since_ms in since.items():
@@ -120,16 +120,16 @@ def described(
             {
                 "partition": partition,
                 **_owner(owners.get(Source(names.markers, partition))),
-                "applied_offset": each.applied,
-                "end": each.end,
-                "lag": each.behind,
-                "unfinished": len(each.tracker.book),
-                "stopped_before": None if each.unknown is None else each.unknown.offset,
+                "applied_offset": content.applied,
+                "end": content.end,
+                "lag": content.behind,
+                "unfinished": len(content.tracker.book),
+                "stopped_before": None if content.unknown is None else content.unknown.offset,
                 "oldest_lease_seconds": _age_s(min(leased[partition].values(), default=None), now_ms),
-                "last_owner": each.owner or None,
-                "last_wrote": None if each.written_ms is None else moment(each.written_ms),
+                "last_owner": content.owner or None,
+                "last_wrote": None if content.written_ms is None else moment(content.written_ms),
             }
-            for partition, each in sorted(owned.items())
+            for partition, content in sorted(owned.items())
         ],
         "groups": [
             {
@@ -191,15 +191,15 @@ def _age_s(since_ms: int | None, now_ms: float) -> float | None:
 def _show(document: dict[str, Any]) -> None:
     show(_MARKERS, document["markers"])
     for columns, key in ((_PARTITIONS, "partitions"), (_MEMBERS, "members")):
-        rows = [{"group": group["group"], **each} for group in document["groups"] for each in group[key]]
+        rows = [{"group": group["group"], **row} for group in document["groups"] for row in group[key]]
         if rows:
             show(columns, rows)
-    for each in document["markers"]:
-        if (offset := each["stopped_before"]) is not None:
-            number = each["partition"]
+    for partition in document["markers"]:
+        if (offset := partition["stopped_before"]) is not None:
+            number = partition["partition"]
             command = f"marq quarantine {number} {offset}"
             print(f"markers partition {number} stops before offset {offset}: {command}")
-    if not all(each["owner"] for each in document["markers"]):
+    if not all(partition["owner"] for partition in document["markers"]):
         print("markers partitions have no owner, so their leases do not expire; start a worker: marq worker")
 
 
@@ -209,7 +209,7 @@ async def _groups(client: ClientSettings) -> dict[str, GroupState]:
     async with open_groups(client) as admin:
         listed = await listed_groups(admin)
         ours = {name: listed[name] for name in sorted(listed) if names.is_group(name) or name == names.app_id}
-        return {each.name: await _group(admin, each) for each in await described_members(admin, ours)}
+        return {group.name: await _group(admin, group) for group in await described_members(admin, ours)}
 
 
 async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> GroupState:
@@ -223,10 +223,10 @@ async def _group(admin: AIOKafkaAdminClient, group: DescribedGroup) -> GroupStat
         for number in numbers
     }
     offsets = await admin.list_consumer_group_offsets(group.name)
-    committed = {Source(*tp): each for tp, each in offsets.items() if each.offset >= 0}
+    committed = {Source(*tp): commit for tp, commit in offsets.items() if commit.offset >= 0}
     return GroupState(
         group,
         owners,
-        {source: each.offset for source, each in committed.items()},
-        {source: by for source, each in committed.items() if (by := committed_by(each.metadata or ""))},
+        {source: commit.offset for source, commit in committed.items()},
+        {source: by for source, commit in committed.items() if (by := committed_by(commit.metadata or ""))},
     )

@@ -185,7 +185,7 @@ async def looked(
         raise Interrupted from None
 
 
-class Bar:
+class ProgressBar:
     """A progress bar: call it with the number done and the total. ``done`` is the last number."""
 
     def __init__(self, show: Callable[[int, int], None]) -> None:
@@ -198,7 +198,7 @@ class Bar:
 
 
 @contextmanager
-def bar(description: str) -> Iterator[Bar]:
+def bar(description: str) -> Iterator[ProgressBar]:
     """Show a progress bar on a terminal."""
     console = Console(stderr=True)
     progress = Progress(
@@ -207,7 +207,7 @@ def bar(description: str) -> Iterator[Bar]:
     )  # fmt: skip
     task = progress.add_task(description, total=None)
     with progress:
-        yield Bar(lambda done, total: progress.update(task, completed=done, total=total))
+        yield ProgressBar(lambda done, total: progress.update(task, completed=done, total=total))
 
 
 #: Bytes of a value to show.

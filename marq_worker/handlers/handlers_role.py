@@ -55,9 +55,13 @@ class HandlersRole(Service):
         self._modules = modules
         self._surrounding = surrounding(modules)
         #: Settings from the decorators in our modules, by queue.
-        self.documents = {queue: each.document for queue, each in handlers.items()}
-        self._own = {queue: each.name for queue, each in handlers.items() if each.name is not None}
-        self._types = {queue: each.types for queue, each in handlers.items() if each.types}
+        self.documents = {queue: queue_handlers.document for queue, queue_handlers in handlers.items()}
+        self._own = {
+            queue: queue_handlers.name for queue, queue_handlers in handlers.items() if queue_handlers.name is not None
+        }
+        self._types = {
+            queue: queue_handlers.types for queue, queue_handlers in handlers.items() if queue_handlers.types
+        }
         self._confirmations = Confirmations()
         self._processes = processes
         self._queues = queues
@@ -255,8 +259,8 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
                 "decorator: remove one of them"
             )
     for group in groups.values():
-        for queue, each in group.queues.items():
-            check_schedules(definitions, queue, load_handlers_of(queue, each))
+        for queue, handled in group.queues.items():
+            check_schedules(definitions, queue, load_handlers_of(queue, handled))
             if definitions.layer("handler", queue) is not None:
                 check_queue(definitions, queue)
         rest = without_handler(definitions, group)

@@ -41,7 +41,7 @@ def stuck_processes(workers: Iterable[Mapping[str, Any]]) -> list[StuckProcess]:
 def quiet_workers(workers: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the addresses of workers with a handler process that takes no more messages, as an operator has wanted."""
     # A worker of an older version does not report it.
-    return [worker["url"] for worker in workers if any(each.get("quiet") for each in worker.get("handlers", ()))]
+    return [worker["url"] for worker in workers if any(process.get("quiet") for process in worker.get("handlers", ()))]
 
 
 def _stuck(url: str, process: Mapping[str, Any]) -> StuckProcess:

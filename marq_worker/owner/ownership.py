@@ -28,7 +28,7 @@ from marq.client.uptime import uptime_ms
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.invalid_times import InvalidTimes
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.transaction_content import OwnerTransaction
@@ -113,7 +113,7 @@ class Ownership:
     quarantined: int = 0
     lateness: RecentLateness = field(default_factory=RecentLateness)
     #: Counters of the queues right after the recovery; None before it.
-    counted_before: Mapping[str, Counts] | None = None
+    counted_before: Mapping[str, EventCounts] | None = None
     takeover_seconds: float = 0.0
     engine: OwnerEngine = field(init=False)
     times: Times = field(default_factory=Times)

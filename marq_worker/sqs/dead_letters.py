@@ -8,7 +8,7 @@ from marq_worker.sqs.arns import arn_of
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.fifo import move_options
 from marq_worker.sqs.message_answers import SOURCE_HEADER
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 
 
 class DeadLetterSender:
@@ -17,15 +17,15 @@ class DeadLetterSender:
     def __init__(self, producer: Producer) -> None:
         self._producer = producer
 
-    async def move(self, delivery: Delivery, queue: str, target: str) -> None:
+    async def move(self, delivery: SqsDelivery, queue: str, target: str) -> None:
         """Send a message of a queue to its dead-letter queue."""
         await self._send(delivery, target, (SOURCE_HEADER, arn_of(queue).encode()))
 
-    async def move_back(self, target: str, delivery: Delivery) -> None:
+    async def move_back(self, target: str, delivery: SqsDelivery) -> None:
         """Send a dead letter to a queue."""
         await self._send(delivery, target)
 
-    async def _send(self, delivery: Delivery, target: str, *more: tuple[str, bytes]) -> None:
+    async def _send(self, delivery: SqsDelivery, target: str, *more: tuple[str, bytes]) -> None:
         headers = [(name, value) for name, value in delivery.headers.items() if name != SOURCE_HEADER]
         headers.extend(more)
         options = move_options(delivery, headers) if is_fifo(target) else SendOptions(headers=headers)

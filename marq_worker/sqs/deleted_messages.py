@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from marq_worker.sqs.receiving import Delivery
+    from marq_worker.sqs.receiving import SqsDelivery
 
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0
@@ -33,7 +33,7 @@ class DeletedMessages:
         while len(self._deleted) > MAX_DELETED or now_s - next(iter(self._deleted.values()))[1] >= DELETED_S:
             self._deleted.popitem(last=False)
 
-    def concerns(self, delivery: Delivery) -> bool:
+    def concerns(self, delivery: SqsDelivery) -> bool:
         """Return whether a delivery follows one that was just deleted; a replay begins with the first attempt again."""
         attempt, deleted_s = self._deleted.get(delivery.id, (delivery.attempt, 0.0))
         return delivery.attempt > attempt and self._clock() - deleted_s < DELETED_S

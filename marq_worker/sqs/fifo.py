@@ -33,7 +33,7 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.peers import Peers
 from marq_worker.sqs.polling import LeaseLookup, PolledConsumer, PolledInOrder, TokenSettler, own_headers
-from marq_worker.sqs.receiving import Delivery, QueueReceiver
+from marq_worker.sqs.receiving import QueueReceiver, SqsDelivery
 from marq_worker.sqs.settling import DeliveryHandle
 
 log = logging.getLogger("marq.sqs")
@@ -73,7 +73,7 @@ def send_options(
     )
 
 
-def move_options(delivery: Delivery, headers: Sequence[Header]) -> SendOptions:
+def move_options(delivery: SqsDelivery, headers: Sequence[Header]) -> SendOptions:
     """Return the options with which a dead letter keeps its group."""
     return SendOptions(
         # It gets a sequence number of its own.
@@ -137,11 +137,11 @@ class FifoReceiver(QueueReceiver):
     def _new_consumer(self) -> PolledConsumer:
         return PolledInOrder(self._queue, self._client, self._url)
 
-    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
         return [self._delivery(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
-    def _delivery(self, message: Message, consumer: PolledConsumer) -> Delivery:
-        delivery, own = Delivery.of(message, consumer), own_headers(message)
+    def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
+        delivery, own = SqsDelivery.of(message, consumer), own_headers(message)
         headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
         # Messages without a deduplication id have no sequence.
         by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
@@ -158,13 +158,13 @@ class FifoReceiver(QueueReceiver):
             self._checked_s = now_s
             cast("PolledInOrder", self._consumer).forget_lost()
 
-    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
         try:
             await self._outcomes.release(deliveries, counted=False)
         except (MarqError, SqsError) as error:
             log.warning("queue %r: messages were not released, their leases will expire: %s", self._queue, error)
 
-    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
         await self._outcomes.ack(deliveries)
 
     async def settle(self, outcome: SettleRequest) -> bool:

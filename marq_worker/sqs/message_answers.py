@@ -18,7 +18,7 @@ from marq_worker.sqs.message_attributes import (
 )
 
 if TYPE_CHECKING:
-    from marq_worker.sqs.receiving import Delivery
+    from marq_worker.sqs.receiving import SqsDelivery
 
 #: Headers for the id of a message's group, which names a tenant in a standard queue, and for X-Ray's trace.
 GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"
@@ -37,7 +37,7 @@ _FROM_HEADERS = {
 }
 
 
-def formatted(delivery: Delivery, message_id: str, handle: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def formatted(delivery: SqsDelivery, message_id: str, handle: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
     """Return a message as the receiver asked for it."""
     body, attributes = _text(delivery.body), from_headers(delivery.headers)
     if body is None:
@@ -58,7 +58,7 @@ def formatted(delivery: Delivery, message_id: str, handle: str, parameters: Mapp
     return message
 
 
-def _system_attributes(delivery: Delivery, parameters: Mapping[str, Any]) -> dict[str, str]:
+def _system_attributes(delivery: SqsDelivery, parameters: Mapping[str, Any]) -> dict[str, str]:
     names = {*(parameters.get("MessageSystemAttributeNames") or ()), *(parameters.get("AttributeNames") or ())}
     if not names:
         return {}

@@ -27,7 +27,7 @@ from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import check_size
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
-from marq_worker.sqs.receiving import SHORT_POLL_S, Delivery, Receivers
+from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers, SqsDelivery
 from marq_worker.sqs.settling import Settlers, change_visibility
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import is_being_purged
@@ -174,8 +174,8 @@ class MessageOperations:
         return {}
 
     async def _hidden(
-        self, queue: str, deliveries: Sequence[Delivery], visibility_s: int, attributes: QueueAttributes
-    ) -> list[Delivery]:
+        self, queue: str, deliveries: Sequence[SqsDelivery], visibility_s: int, attributes: QueueAttributes
+    ) -> list[SqsDelivery]:
         """Set the visibility timeout of messages; return those whose leases lasted until that was durable."""
         until_s = inf
         if deliveries and visibility_s != attributes.visibility_timeout_s:
@@ -187,7 +187,7 @@ class MessageOperations:
                 return []
         return [delivery for delivery in deliveries if delivery.is_leased and time.monotonic() < until_s]
 
-    def _formatted(self, delivery: Delivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
+    def _formatted(self, delivery: SqsDelivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
         until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
         return formatted(delivery, self._ids.of(delivery.id), handle, parameters)

@@ -16,7 +16,7 @@ from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.receive_limits import OldMessages, without_old
-from marq_worker.sqs.receiving import Delivery, QueueReceiver, Receivers
+from marq_worker.sqs.receiving import QueueReceiver, Receivers, SqsDelivery
 from marq_worker.sqs.settling import Settlers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks
@@ -42,7 +42,7 @@ NOT_RECEIVED = f"The queue has messages that could not be received for {MAX_QUIE
 NOT_COUNTED = f"It is unknown whether the queue has more messages: they were not counted for {MAX_QUIET_S:g} s."
 
 #: Sends a message to a queue; returns when it is durable.
-Send = Callable[[str, Delivery], Awaitable[Any]]
+Send = Callable[[str, SqsDelivery], Awaitable[Any]]
 
 
 class _MoveFailed(Exception):
@@ -144,7 +144,7 @@ class Mover:
         queue: str,
         task: MoveTask,
         receiver: QueueReceiver,
-        deliveries: Sequence[Delivery],
+        deliveries: Sequence[SqsDelivery],
         progress: _Progress,
     ) -> bool:
         """Move messages; return whether any of them existed when the task began."""
@@ -212,7 +212,7 @@ class Mover:
         log.warning("queue %r: %d messages were not moved, trying again: %s", queue, len(errors), errors[0])
         await asyncio.sleep(RETRY_S)
 
-    def _target(self, task: MoveTask, delivery: Delivery) -> str:
+    def _target(self, task: MoveTask, delivery: SqsDelivery) -> str:
         """Return the queue of a message. Raises _MoveFailed if there is none."""
         target = task.destination
         if target is None:

@@ -13,7 +13,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageT
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.settling import Settler, Settlers
 from marq_worker.sqs.sqs_queues import Directory
 
@@ -34,13 +34,15 @@ MAX_UNMOVABLE, UNMOVABLE_S = 10_000, 3_600.0
 class Divided(NamedTuple):
     """Messages to deliver, old ones to delete, and those that were received too often, to move to ``target``."""
 
-    deliverable: list[Delivery]
-    old: list[Delivery]
-    dead: list[Delivery]
+    deliverable: list[SqsDelivery]
+    old: list[SqsDelivery]
+    dead: list[SqsDelivery]
     target: str
 
 
-def without_old(deliveries: Sequence[Delivery], attributes: QueueAttributes) -> tuple[list[Delivery], list[Delivery]]:
+def without_old(
+    deliveries: Sequence[SqsDelivery], attributes: QueueAttributes
+) -> tuple[list[SqsDelivery], list[SqsDelivery]]:
     """Return the messages that are too old, and the others."""
     old = [delivery for delivery in deliveries if attributes.is_too_old(delivery.age_s)]
     return old, [delivery for delivery in deliveries if delivery not in old] if old else list(deliveries)
@@ -54,7 +56,7 @@ class OldMessages:
         #: Deleted messages since the last log line, by queue, until the next line is due.
         self._unlogged: dict[str, int] = {}
 
-    async def delete(self, queue: str, old: Sequence[Delivery]) -> None:
+    async def delete(self, queue: str, old: Sequence[SqsDelivery]) -> None:
         """Delete messages of a queue; same errors as the settler."""
         await self._settlers.of(queue).ack(old)
         if queue in self._unlogged:
@@ -99,7 +101,7 @@ class ReceiveLimits:
         #: The time of the failed move, by target and message id.
         self._unmovable: OrderedDict[tuple[str, str], float] = OrderedDict()
 
-    def divide(self, deliveries: Sequence[Delivery], attributes: QueueAttributes) -> Divided:
+    def divide(self, deliveries: Sequence[SqsDelivery], attributes: QueueAttributes) -> Divided:
         old, others = without_old(deliveries, attributes)
         most, target = attributes.max_receive_count, attributes.dead_letter_queue or ""
         if most is not None and not self._directory.exists(target):
@@ -136,12 +138,12 @@ class ReceiveLimits:
         self._stopped = True
         self._old_messages.stop()
 
-    def _is_unmovable(self, target: str, delivery: Delivery) -> bool:
+    def _is_unmovable(self, target: str, delivery: SqsDelivery) -> bool:
         """Return whether a move failed for good: clients get the message, as without a redrive policy."""
         tried_s = self._unmovable.get((target, delivery.id))
         return tried_s is not None and self._clock() - tried_s < UNMOVABLE_S
 
-    def _note_unmovable(self, target: str, delivery: Delivery) -> None:
+    def _note_unmovable(self, target: str, delivery: SqsDelivery) -> None:
         self._unmovable[target, delivery.id] = self._clock()
         self._unmovable.move_to_end((target, delivery.id))
         if len(self._unmovable) > MAX_UNMOVABLE:
@@ -176,7 +178,7 @@ class ReceiveLimits:
                     self._note_unmovable(divided.target, delivery)
                     await self._release(settler, delivery)
 
-    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> Sequence[Delivery]:
+    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> Sequence[SqsDelivery]:
         """Make leases last until their messages are moved; return the messages, none if that failed."""
         until_s = time.monotonic() + LEAST_LEASE_S
         try:
@@ -190,7 +192,7 @@ class ReceiveLimits:
             return []
         return [delivery._replace(until_s=until_s) for delivery in divided.dead]
 
-    async def _release(self, settler: Settler, delivery: Delivery) -> None:
+    async def _release(self, settler: Settler, delivery: SqsDelivery) -> None:
         try:
             await settler.release([delivery], counted=False)
         except (MarqError, SqsError) as error:

@@ -54,7 +54,7 @@ STOP_S = 4.0
 MAX_ANSWER_BYTES = 4 << 20
 
 
-class Delivery(NamedTuple):
+class SqsDelivery(NamedTuple):
     """A leased message for one poll; times are in milliseconds since 1970."""
 
     token: Token
@@ -163,7 +163,7 @@ class QueueReceiver:
         self._waiting: dict[asyncio.Timeout, bool] = {}
         self._idle_since_s = asyncio.get_running_loop().time()
         #: Messages that other endpoints sent and that no poll has taken yet.
-        self._foreign: deque[Delivery] = deque()
+        self._foreign: deque[SqsDelivery] = deque()
         self._asking: dict[str, asyncio.Task[None]] = {}
         #: Tasks that release or end messages.
         self._settling: set[asyncio.Task[None]] = set()
@@ -177,7 +177,7 @@ class QueueReceiver:
         """For how long no poll has waited."""
         return 0.0 if self._polls else asyncio.get_running_loop().time() - self._idle_since_s
 
-    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll(self, most: int, wait_s: float) -> list[SqsDelivery]:
         """Return up to ``most`` messages as soon as any are available, or [] after ``wait_s``.
 
         A wait shorter than SHORT_POLL_S is extended to it.
@@ -194,7 +194,7 @@ class QueueReceiver:
             # This poll may have been woken for another endpoint's message and then cancelled.
             self._offer_foreign()
 
-    async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll_for_peer(self, most: int, wait_s: float) -> list[SqsDelivery]:
         """Poll for another endpoint, without asking further ones; limit the size."""
         self._peer_polls += 1
         try:
@@ -203,7 +203,7 @@ class QueueReceiver:
             self._peer_polls -= 1
             self._poll_ended.set()
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
+    def release(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Release messages that no client has seen, in the background; their attempts do not count."""
         if deliveries:
             self._in_background(self._release(deliveries))
@@ -252,11 +252,11 @@ class QueueReceiver:
     def _new_consumer(self) -> PolledConsumer:
         return PolledConsumer(self._queue, self._client, self._url)
 
-    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        return [Delivery.of(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
+        return [SqsDelivery.of(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
-    async def _release(self, deliveries: Sequence[Delivery]) -> None:
+    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
         try:
             await self._settler.release([delivery.token for delivery in deliveries], counted=False)
         except MarqError as error:
@@ -265,7 +265,7 @@ class QueueReceiver:
                 self._queue, len(deliveries), error,
             )  # fmt: skip
 
-    async def _end(self, deliveries: Sequence[Delivery]) -> None:
+    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
         await self._settler.ack([delivery.token for delivery in deliveries])
 
@@ -299,7 +299,7 @@ class QueueReceiver:
             await consumer.stop()
             await asyncio.sleep(RETRY_S)
 
-    async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[Delivery]:
+    async def _poll(self, most: int, wait_s: float, *, alone: bool) -> list[SqsDelivery]:
         clock = asyncio.get_running_loop().time
         joined_s = clock()
         joins = not self._started.is_set()
@@ -349,9 +349,9 @@ class QueueReceiver:
         clients = (limit for limit, of_client in self._waiting.items() if of_client and not limit.expired())
         _end_waits(list(islice(clients, count)))
 
-    async def _take(self, most: int, *, alone: bool) -> list[Delivery]:
+    async def _take(self, most: int, *, alone: bool) -> list[SqsDelivery]:
         """Return available messages whose leases have not ended; end those that were deleted meanwhile."""
-        deliveries: list[Delivery] = []
+        deliveries: list[SqsDelivery] = []
         consumer = self._consumer
         if self._foreign and not alone:
             # Return them at once: the consumer may have to renew leases first, and a later poll gets its messages.
@@ -370,7 +370,7 @@ class QueueReceiver:
             deliveries = [delivery for delivery in deliveries if delivery not in late]
         return deliveries
 
-    async def _end_late(self, deliveries: Sequence[Delivery]) -> None:
+    async def _end_late(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Delete redeliveries of deleted messages; if that fails, the next redelivery is deleted."""
         try:
             await self._end(deliveries)
@@ -394,7 +394,7 @@ class QueueReceiver:
     async def _ask(self, url: str) -> None:
         asked_s = time.monotonic()
         documents = await self._peers.ask(url, self._queue, min(max(self._wanted, 1), MAX_ASKED))
-        arrived = [Delivery.read(document, asked_s) for document in documents]
+        arrived = [SqsDelivery.read(document, asked_s) for document in documents]
         if arrived:
             self._foreign.extend(arrived)
             self._offer_foreign()
@@ -410,7 +410,7 @@ class QueueReceiver:
         else:
             self._release_foreign(self._foreign)
 
-    def _release_foreign(self, deliveries: Iterable[Delivery]) -> None:
+    def _release_foreign(self, deliveries: Iterable[SqsDelivery]) -> None:
         """Release these messages unless a poll has taken them; otherwise, they would stay hidden."""
         arrived = {id(delivery) for delivery in deliveries}
         self.release([delivery for delivery in self._foreign if id(delivery) in arrived])

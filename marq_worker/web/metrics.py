@@ -18,7 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 
 from marq.core.storage.handling_times import HandlingTimes
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq.version import VERSION
 from marq_worker.progress import Lateness
 from marq_worker.web.sqs_metrics import CallMetrics
@@ -95,7 +95,7 @@ class WorkerMetrics:
     loop_lag_seconds: float = 0.0
     rebalances: int = 0
     queues: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    totals: Mapping[str, Counts] = field(default_factory=dict)
+    totals: Mapping[str, EventCounts] = field(default_factory=dict)
     partitions: Sequence[Mapping[str, Any]] = ()
     stalled: frozenset[int] = frozenset()
     lateness: Lateness = field(default_factory=Lateness)
@@ -179,7 +179,7 @@ def _queues(snapshot: WorkerMetrics) -> Iterator[Metric]:
     totals, queues = snapshot.totals.items(), snapshot.queues.items()
     for name, what, key in _QUEUE_COUNTERS:
         yield _counter(name, what, ["queue"], (([queue], getattr(counts, key)) for queue, counts in totals))
-    settled = (([queue, each], getattr(counts, each)) for queue, counts in totals for each in _OUTCOMES)
+    settled = (([queue, outcome], getattr(counts, outcome)) for queue, counts in totals for outcome in _OUTCOMES)
     what = "Ends of deliveries, by outcome."
     yield _counter("marq_messages_settled", what, ["queue", "outcome"], settled)
     states = (([queue, state], found[key]) for queue, found in queues for state, key in _STATES.items())
@@ -286,7 +286,7 @@ def _handlers(snapshot: WorkerMetrics) -> Iterator[Metric]:
     yield _counter("marq_handlers_starts", "Starts of the handler process.", ["group"], starts)
     for name, what, key in _HANDLER_GAUGES:
         yield _gauge(name, what, ["group"], ((label, process[key]) for label, process in groups))
-    breakers = [each for _, process in groups for each in process["breakers"].items()]
+    breakers = [breaker for _, process in groups for breaker in process["breakers"].items()]
     states = (([queue, state], state == found["state"]) for queue, found in breakers for state in BREAKER_STATES)
     what = "1 for the current state of the queue's circuit breaker."
     yield _gauge("marq_breaker_state", what, ["queue", "state"], states)

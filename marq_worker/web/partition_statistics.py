@@ -19,7 +19,7 @@ import faust
 from marq.client.uptime import uptime_ms
 from marq.core.storage.gauges import Gauge, add_gauges
 from marq.core.storage.handling_times import HandlingTimes
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq_worker.backlog.backlog_counter import BacklogCounter, QueueBacklog
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
@@ -38,7 +38,7 @@ RECREATED_SECONDS = 86_400.0
 _AT_ONCE = 20_000
 #: Counters of a queue that get rates.
 _RATED = ("acquired", "acked", "redelivered", "dead_lettered")
-_COUNTED = tuple(each.name for each in fields(Counts))
+_COUNTED = tuple(counter.name for counter in fields(EventCounts))
 #: Built once: pages add up thousands of queues.
 _EMPTY: Mapping[str, float] = {
     **dict.fromkeys(("in_flight", "waiting_for_delivery", "waiting_for_redelivery", "waiting_for_dead_letters"), 0),
@@ -57,8 +57,8 @@ _UNCOUNTED = QueueBacklog()
 class _Term:
     """A partition's counters at its takeover and at the last sample."""
 
-    before: Mapping[str, Counts]
-    last: Mapping[str, Counts]
+    before: Mapping[str, EventCounts]
+    last: Mapping[str, EventCounts]
 
 
 @dataclass
@@ -72,10 +72,10 @@ class Totals:
     Markers that a former owner folded without writing are folded and counted again, up to MARQ_FLUSH_INTERVAL.
     """
 
-    _past: dict[str, Counts] = field(default_factory=dict)
+    _past: dict[str, EventCounts] = field(default_factory=dict)
     _terms: dict[int, _Term] = field(default_factory=dict)
 
-    def note(self, partition: int, before: Mapping[str, Counts], now: Mapping[str, Counts]) -> None:
+    def note(self, partition: int, before: Mapping[str, EventCounts], now: Mapping[str, EventCounts]) -> None:
         """Note a partition's counters; ``before`` is a new object after each recovery of the table."""
         term = self._terms.get(partition)
         if term is not None and term.before is before:
@@ -85,17 +85,17 @@ class Totals:
             _add(self._past, term)
         self._terms[partition] = _Term(before, now)
 
-    def by_queue(self) -> dict[str, Counts]:
+    def by_queue(self) -> dict[str, EventCounts]:
         totals = {queue: replace(counts) for queue, counts in self._past.items()}
         for term in self._terms.values():
             _add(totals, term)
         return totals
 
 
-def _add(sums: dict[str, Counts], term: _Term) -> None:
-    nothing = Counts()
+def _add(sums: dict[str, EventCounts], term: _Term) -> None:
+    nothing = EventCounts()
     for queue, counts in term.last.items():
-        total, before = sums.setdefault(queue, Counts()), term.before.get(queue, nothing)
+        total, before = sums.setdefault(queue, EventCounts()), term.before.get(queue, nothing)
         for name in _COUNTED:
             setattr(total, name, getattr(total, name) + getattr(counts, name) - getattr(before, name))
 
@@ -111,7 +111,7 @@ class Statistics:
     #: As :meth:`agents.handler_watch.RemovedHandlers.metrics`.
     removed_handlers: Callable[[], Mapping[str, Mapping[str, Any]]] = dict
     #: (monotonic seconds, {(partition, queue): counters}).
-    samples: deque[tuple[float, dict[tuple[int, str], Counts]]] = field(
+    samples: deque[tuple[float, dict[tuple[int, str], EventCounts]]] = field(
         default_factory=lambda: deque(maxlen=RATE_SAMPLES + 1)
     )
     totals: Totals = field(default_factory=Totals)
@@ -148,8 +148,8 @@ class Statistics:
             self.waiting.turn()
         self.paces.note(now_s, {partition: owner.position for partition, owner in self.owners.owned.items()})
 
-    def _note_totals(self, totals: Mapping[tuple[int, str], Counts]) -> None:
-        by_partition: dict[int, dict[str, Counts]] = {partition: {} for partition in self.owners.owned}
+    def _note_totals(self, totals: Mapping[tuple[int, str], EventCounts]) -> None:
+        by_partition: dict[int, dict[str, EventCounts]] = {partition: {} for partition in self.owners.owned}
         for (partition, queue), counts in totals.items():
             by_partition[partition][queue] = counts
         for partition, counters in by_partition.items():
@@ -327,9 +327,9 @@ _COMBINED: Mapping[str, Callable[[float, float], float]] = {
 def recreated_topics(reports: Iterable[Iterable[Mapping[str, Any]]]) -> list[dict[str, Any]]:
     """Return the queues' own topics that were created again, with the seconds since one of several workers saw it."""
     seen: dict[tuple[str, str], float] = {}
-    for each in chain.from_iterable(reports):
-        key = each["queue"], each["topic"]
-        seen[key] = min(each["seconds"], seen.get(key, each["seconds"]))
+    for topic in chain.from_iterable(reports):
+        key = topic["queue"], topic["topic"]
+        seen[key] = min(topic["seconds"], seen.get(key, topic["seconds"]))
     return [{"queue": queue, "topic": topic, "seconds": seconds} for (queue, topic), seconds in sorted(seen.items())]
 
 

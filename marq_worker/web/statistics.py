@@ -121,7 +121,7 @@ class NamespaceStatistics:
         if query.get("scope") == "worker":
             return local
         settled, answers = await self.of_others(app, "api/running", {})
-        processes = [each for answer in [local, *answers] if answer is not None for each in answer["processes"]]
+        processes = [process for answer in [local, *answers] if answer is not None for process in answer["processes"]]
         calls = [
             {**call, "group": process["group"], "worker": process["worker"]}
             for process in processes

@@ -131,7 +131,7 @@ def test_each_message_has_an_acquire_and_an_ack_behind_it() -> None:
 def test_a_message_says_when_it_was_to_be_sent() -> None:
     assert read_stamp(stamped(7, 12.5, 200)) == (7, 12.5)
     assert len(stamped(7, 12.5, 200)) == 200
-    assert percentiles([float(each) for each in range(100)]) == {"p50_ms": 50.0, "p99_ms": 99.0, "max_ms": 99.0}
+    assert percentiles([float(number) for number in range(100)]) == {"p50_ms": 50.0, "p99_ms": 99.0, "max_ms": 99.0}
 
 
 def test_a_process_that_fails_says_why() -> None:

@@ -194,9 +194,12 @@ class PretendNamespace:
     def defined(self) -> Sequence[str]:
         return self.queues[:1]
 
+    async def known(self, statistics: Mapping[str, Any]) -> None:
+        return None
+
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         now_slot = history.slot_now()
-        kept = history.History()
+        kept = history.MetricsHistory()
         for slot in range(now_slot - 89, now_slot + 1):
             wave = 1 + sin(slot / 9)
             row = empty_metrics() | {
@@ -246,7 +249,10 @@ class PretendNamespace:
             raise ConfigError(f"state={query['state']}: expected one of in_flight, delayed")
         found = self.open if query["state"] == "in_flight" else self.delayed
         wanted = query.get("error", "")
-        return {"complete": self.complete, "messages": [each for each in found.values() if wanted in each["error"]]}
+        return {
+            "complete": self.complete,
+            "messages": [message for message in found.values() if wanted in message["error"]],
+        }
 
     async def waiting(self, queue: str, limit: int, search: WaitingSearch) -> dict[str, Any]:
         self.searches.append(search)
@@ -265,7 +271,7 @@ class PretendNamespace:
             raise ConfigError(f"expected the id of a message, topic/partition/offset, not {message_id!r}")
         now = self.open.get(message_id) or self.delayed.get(message_id)
         known = message_id != "marq.messages/0/999"
-        events = [_event(number, *each) for number, each in enumerate(self.story)] if known else []
+        events = [_event(number, *step) for number, step in enumerate(self.story)] if known else []
         # A record of a topic of two queues.
         queues = [] if not known else ["emails", "invoices"] if message_id == SHARED_ID else [queue or "emails"]
         queue = queue or (queues[0] if len(queues) == 1 else "")
@@ -302,13 +308,13 @@ class PretendNamespace:
 
     async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         wanted = filters.get("id")
-        return [each for each in self._fitting(filters) if not wanted or each["id"] in wanted][:limit]
+        return [letter for letter in self._fitting(filters) if not wanted or letter["id"] in wanted][:limit]
 
     def _fitting(self, filters: Filters) -> list[dict[str, Any]]:
         """The dead letters that existed at a moment and have a text in their reason, where a filter says so."""
         as_of, reason = filters.get("as_of"), filters.get("reason") or ""
         ends = len(self.dead) if as_of is None else as_of.ends.get(0, 0)
-        return [each for each in self.dead[:ends] if reason in each["reason"]]
+        return [letter for letter in self.dead[:ends] if reason in letter["reason"]]
 
     async def kinds(self, queue: str | None, filters: Filters) -> list[dict[str, Any]]:
         if not self.dead or queue not in (None, "invoices"):
@@ -402,7 +408,7 @@ class PretendNamespace:
             "id": f"marq.messages/1/{number}",
             "queue": "invoices",
             "reason": "5 of 5 attempts used: the last time it was released",
-            "why": f"failed 5 times: ValueError: no customer {number}",
+            "why": f"given up after 5 attempts, last error: ValueError: no customer {number}",
             "error": f"ValueError: no customer {number}",
             "traceback": f'Traceback (most recent call last):\n  File "billing.py", line {number}, in <bill>',
             "attempt": 5,
@@ -507,18 +513,18 @@ class PretendActor:
         kind = Redriven if action == "redrive" else Deleted
         meant = self._meant(selection)
         progress(kind(len(meant), 1, 1))
-        self._namespace.dead = [each for each in self._namespace.dead if each not in meant]
+        self._namespace.dead = [letter for letter in self._namespace.dead if letter not in meant]
         return kind(len(meant), len(meant), len(meant))
 
     def _meant(self, selection: DeadLetterSelection) -> list[dict[str, Any]]:
         wanted, fitting = selection.filters.get("id"), self._namespace._fitting(selection.filters)
-        return [each for each in fitting if not wanted or each["id"] in wanted]
+        return [letter for letter in fitting if not wanted or letter["id"] in wanted]
 
     def _take(self, action: str, queue: str, ids: Sequence[str], there: dict[str, Any]) -> list[bool]:
         self.asked.append((action, (queue, list(ids))))
         if self.fails:
             raise BrokerUnavailable("no tracker answered within 10 s: is a worker running (marq worker)?")
-        return [there.pop(each, None) is not None for each in ids]
+        return [there.pop(message_id, None) is not None for message_id in ids]
 
 
 def site(namespace: PretendNamespace, actor: PretendActor, **options: Any) -> web.Application:

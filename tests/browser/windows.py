@@ -62,7 +62,7 @@ def watched(browser: Browser) -> Iterator[Callable[..., Page]]:
 def violations(page: Page) -> list[str]:
     """What axe finds, in words."""
     found = Axe().run(page).response["violations"]
-    return [f"{each['id']}: {node['html']}" for each in found for node in each["nodes"]]
+    return [f"{violation['id']}: {node['html']}" for violation in found for node in violation["nodes"]]
 
 
 def width(page: Page) -> int:

@@ -17,7 +17,7 @@ from marq.kafka.role_permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.check.examination import Examination
-from marq_worker.check.findings import Finding, Level, exit_code
+from marq_worker.check.findings import CheckFinding, Level, exit_code
 from marq_worker.check.permissions import WORKER
 from marq_worker.config.settings import load_client_settings, load_settings
 from tests.embedded import kafka_tools
@@ -32,23 +32,23 @@ NewWorker = Callable[..., Worker]
 class Outcome:
     """The findings of a check."""
 
-    findings: list[Finding]
+    findings: list[CheckFinding]
 
     @property
     def exit_code(self) -> int:
         return exit_code(self.findings)
 
-    def of(self, level: Level, subject: str) -> Finding:
+    def of(self, level: Level, subject: str) -> CheckFinding:
         """Return the one finding of this level whose subject has this beginning."""
-        found = [each for each in self.findings if each.level is level and each.subject.startswith(subject)]
+        found = [finding for finding in self.findings if finding.level is level and finding.subject.startswith(subject)]
         assert len(found) == 1, f"expected one {level} about {subject!r} in\n{self}"
         return found[0]
 
-    def problem(self, subject: str) -> Finding:
+    def problem(self, subject: str) -> CheckFinding:
         return self.of(Level.PROBLEM, subject)
 
     def has(self, level: Level, subject: str = "") -> bool:
-        return any(each.level is level and each.subject.startswith(subject) for each in self.findings)
+        return any(finding.level is level and finding.subject.startswith(subject) for finding in self.findings)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.findings))
@@ -100,8 +100,8 @@ def read_report(output: str) -> Outcome:
     document = json.loads(output)
     outcome = Outcome(
         [
-            Finding(Level(each.pop("level")), commands=tuple(each.pop("commands")), **each)
-            for each in document["findings"]
+            CheckFinding(Level(finding.pop("level")), commands=tuple(finding.pop("commands")), **finding)
+            for finding in document["findings"]
         ]
     )
     assert document["ok"] == (outcome.exit_code == 0)
@@ -127,7 +127,7 @@ def no_tracebacks() -> Iterator[None]:
     assert not logged, "\n".join(logged)
 
 
-async def obey(finding: Finding, servers: str) -> None:
+async def obey(finding: CheckFinding, servers: str) -> None:
     """Run the commands of a finding as an administrator."""
     assert finding.commands, f"no command in: {finding}"
     for command in finding.commands:

@@ -90,7 +90,7 @@ async def test_a_login_over_tls_with_and_without_trust_in_the_broker(
     trusting = await Check(tmp_path, {**tls, "MARQ_SSL_CAFILE": str(certificates.authority)})()
     other = await Check(tmp_path, tls)()
 
-    assert f"{address} is reachable with SASL_SSL" in [each.found for each in trusting.findings]
+    assert f"{address} is reachable with SASL_SSL" in [finding.found for finding in trusting.findings]
     assert f"the certificate of {address} is not trusted" in other.problem("broker").found
     assert "MARQ_SSL_CAFILE" in other.problem("broker").advice
 
@@ -114,7 +114,7 @@ async def test_topics_have_wrong_settings_until_the_commands_were_run(
         await kafka_tools.run(Tools(servers).alter_topic(getattr(names, topic), setting, wrong), servers)
 
     wrongs = [(level, f"topic {getattr(names, topic)}") for level, topic, *_ in WRONG_SETTINGS]
-    found = await check.until(lambda outcome: all(outcome.has(*each) for each in wrongs))
+    found = await check.until(lambda outcome: all(outcome.has(*expected) for expected in wrongs))
 
     for level, topic, setting, wrong, needed in WRONG_SETTINGS:
         finding = found.of(level, f"topic {getattr(names, topic)}")
@@ -198,15 +198,15 @@ async def test_definitions_that_contradict_each_other(
 
     absent = found.problem("queue absent")
     assert absent.found == f"its topic {prefix}-absent does not exist"
-    [small] = (each for each in found.findings if each.subject == f"topic {big}")
+    [small] = (finding for finding in found.findings if finding.subject == f"topic {big}")
     assert f"topic '{big}' is also that of queue 'two' in the same group 'shop'" in found.problem("queue one").found
     assert f"{names.markers}, {names.dead_letters}, {names.changelog} can't carry" in small.found
-    unreadable = [each.found for each in found.findings if each.subject == f"topic {names.queues}"]
+    unreadable = [finding.found for finding in found.findings if finding.subject == f"topic {names.queues}"]
     assert len(unreadable) == 2, str(found)
     for finding in (absent, small):
         await obey(finding, servers)
     again = await check.until(lambda outcome: not outcome.has(Level.PROBLEM, "queue absent"))
-    assert not [each.found for each in again.findings if each.subject == f"topic {big}"]
+    assert not [finding.found for finding in again.findings if finding.subject == f"topic {big}"]
 
 
 async def test_a_broker_that_creates_unknown_topics_is_left_as_it_was(
@@ -357,7 +357,7 @@ async def test_permissions_are_missing_until_the_commands_were_run(
     await allow(
         secured.bootstrap_servers,
         user,
-        [each for each in needed if (each.kind, each.name, each.operation) not in without],
+        [use for use in needed if (use.kind, use.name, use.operation) not in without],
     )
 
     found = (await guarded(role)).problem(f"permissions as {role}")

@@ -143,7 +143,7 @@ async def test_the_commands_of_the_check_grant_all_that_a_redrive_needs(
     async with Namespace(secured.bootstrap_servers, names) as namespace:
         await namespace.producer.send_and_wait(names.dead_letters, b"x", b"emails")
     address = secured.listener("SASL_PLAINTEXT")
-    await allow(secured.bootstrap_servers, user, [each for each in redriver(names) if each.operation != "Read"])
+    await allow(secured.bootstrap_servers, user, [use for use in redriver(names) if use.operation != "Read"])
     async with marq.DeadLetters(address, **options) as letters:
         with pytest.raises(marq.ConfigError, match=f"lacks permission for Read on topic {names.dead_letters}"):
             await letters.count()

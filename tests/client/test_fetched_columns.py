@@ -59,7 +59,7 @@ async def send(servers: str, topic: str, count: int, *, start: int = 0, compress
 async def all_of(consumer: AIOKafkaConsumer, count: int, at_most: int) -> dict[Source, list[Records]]:
     found: dict[Source, list[Records]] = {}
     async with asyncio.timeout(60):
-        while sum(len(each) for parts in found.values() for each in parts) < count:
+        while sum(len(part) for parts in found.values() for part in parts) < count:
             for source, records in (await fetch_records(consumer, 1.0, at_most)).items():
                 found.setdefault(source, []).append(records)
     return found
@@ -79,8 +79,8 @@ async def test_the_records_are_those_that_aiokafka_gives(servers, topic, make_co
                 expected += (await other.getmany(partition, timeout_ms=1_000)).get(partition, [])
         records = Records.joined(parts)
         assert isinstance(records.offsets, range)
-        assert [(*each[:4], tuple(each.headers)) for each in records] == [
-            (each.offset, each.timestamp, each.key, each.value, each.headers) for each in expected
+        assert [(*record[:4], tuple(record.headers)) for record in records] == [
+            (record.offset, record.timestamp, record.key, record.value, record.headers) for record in expected
         ]
         assert await consumer.position(partition) == 600
 

@@ -31,12 +31,15 @@ async def test_consumers_of_one_process_are_told_apart_and_queues_without_any_ar
                 [found] = await described_members(admin, {group: (await listed_groups(admin))[group]})
                 lonely = await unattended(admin, names, definitions, ["emails", "never-read"])
 
-        assert {(each.instance_id, each.client_id) for each in found.members} == {("one", "marq"), ("two", "billing")}
-        assert {each.pid for each in found.members} == {os.getpid()}
-        assert len({each.id for each in found.members}) == 2
+        assert {(member.instance_id, member.client_id) for member in found.members} == {
+            ("one", "marq"),
+            ("two", "billing"),
+        }
+        assert {member.pid for member in found.members} == {os.getpid()}
+        assert len({member.id for member in found.members}) == 2
         assert lonely == {"never-read"}
         offsets = await admin.list_consumer_group_offsets(group)
-        by = {committed_by(each.metadata) for each in offsets.values() if each.offset > 0}
+        by = {committed_by(commit.metadata) for commit in offsets.values() if commit.offset > 0}
         assert by == {f"one on {socket.gethostname()} (process {os.getpid()})"}
     finally:
         await admin.close()

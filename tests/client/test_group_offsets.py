@@ -35,7 +35,7 @@ async def test_what_is_committed_is_what_others_find(servers, prefix, names) -> 
 
         await eventually(committed)
         assert await committed_offsets(consumer, partitions) == {partitions[0]: 0, partitions[2]: 7}
-        assert [await consumer.committed(each) for each in partitions] == [0, None, 7]
+        assert [await consumer.committed(partition) for partition in partitions] == [0, None, 7]
 
 
 async def test_a_commit_that_is_given_up_leaves_nothing_behind(servers, prefix, names, monkeypatch) -> None:

@@ -51,7 +51,7 @@ async def snapshots_of(servers: str, prefix: str) -> list[str]:
     partitions = [TopicPartition(names.messages, number) for number in range(PARTITIONS)]
     found = await admin.list_consumer_group_offsets(names.named_group("tenants"), partitions=partitions)
     await admin.close()
-    return [json.loads(found[each].metadata)["snapshot"] for each in partitions]
+    return [json.loads(found[partition].metadata)["snapshot"] for partition in partitions]
 
 
 async def test_two_thousand_queues_lose_and_double_nothing_while_queues_join_and_leave(

@@ -82,7 +82,9 @@ async def test_consumers_of_one_queue_are_one_series(registry: CollectorRegistry
                 await producer.send_many("emails", [b"x"] * (20 + partition))
             held = await one.receive(max_messages=2) + await other.receive(max_messages=1)
 
-            samples = [(each.name, *each.labels.values()) for family in registry.collect() for each in family.samples]
+            samples = [
+                (sample.name, *sample.labels.values()) for family in registry.collect() for sample in family.samples
+            ]
             assert len(samples) == len(set(samples))
             assert registry.get_sample_value("marq_consumer_messages_processing", {"consumer": "emails"}) == len(held)
             assert {one.processing, other.processing} == {1, 2}

@@ -47,7 +47,7 @@ class Reading(Served):
         assert running is not None
         reader = running._reader
         assert isinstance(reader, marq.kafka.group_reader.GroupReader)
-        return {each.partition for each in reader._consumer.assignment()}
+        return {partition.partition for partition in reader._consumer.assignment()}
 
 
 class Readers:
@@ -68,16 +68,16 @@ class Readers:
         return self.running[-1]
 
     async def stop(self) -> None:
-        await asyncio.gather(*[each.stop() for each in self.running])
+        await asyncio.gather(*[member.stop() for member in self.running])
         self.running.clear()
 
     @property
     def seen(self) -> list[bytes]:
-        return [value for each in self._all for _, value in each.seen]
+        return [value for member in self._all for _, value in member.seen]
 
     @property
     def partitions(self) -> list[int]:
-        return sorted(partition for each in self.running for partition in each.partitions)
+        return sorted(partition for member in self.running for partition in member.partitions)
 
     async def have(self, values: list[bytes]) -> Counter[bytes]:
         await until(lambda: len(self.seen) >= len(values))
@@ -111,7 +111,7 @@ async def released(servers: str, prefix: str) -> list[bytes]:
         for offset in batch.offsets
     }
     records: list[Any] = await read_all(servers, names.messages)
-    return [each.value for each in records if (Source(each.topic, each.partition), each.offset) in places]
+    return [record.value for record in records if (Source(record.topic, record.partition), record.offset) in places]
 
 
 async def where(servers: str, prefix: str, queue: str) -> Counter[int]:

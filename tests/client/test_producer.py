@@ -112,7 +112,9 @@ async def test_an_error_says_which_messages_were_sent(
     error = caught.value
     assert [receipt and receipt.partition for receipt in error.receipts] == receipts
     assert error.index == receipts.index(None)
-    assert {(each.partition, each.offset) for each in error.receipts if each} == set(await stored(servers, names))
+    assert {(receipt.partition, receipt.offset) for receipt in error.receipts if receipt} == set(
+        await stored(servers, names)
+    )
 
 
 async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(servers, prefix, monkeypatch) -> None:
@@ -146,7 +148,7 @@ async def test_many_that_a_stop_can_not_wait_for_say_which_were_sent(servers, pr
         await sending
     assert len(caught.value.receipts) == 1_000
     assert caught.value.receipts[caught.value.index] is None
-    sent = {(each.partition, each.offset) for each in caught.value.receipts if each}
+    sent = {(receipt.partition, receipt.offset) for receipt in caught.value.receipts if receipt}
     assert sent <= set(await stored(servers, names))
 
 
@@ -154,7 +156,7 @@ async def test_many_callers_at_once_are_all_served(producer) -> None:
     """aiokafka 0.14 adds up the waiting times of all callers of a partition: 200 callers failed within a second."""
     receipts = await asyncio.gather(*[producer.send_many(f"q{n}", [b"x" * 200] * 500) for n in range(200)])
 
-    assert [len(each) for each in receipts] == [500] * 200
+    assert [len(batch) for batch in receipts] == [500] * 200
 
 
 @pytest.mark.parametrize("kind", [marq.Producer, marq.Queues])

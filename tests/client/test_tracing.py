@@ -119,9 +119,9 @@ async def test_only_a_message_that_has_a_record_is_given_its_place(spans: Spans)
         await producer.send(QUEUE, b"now")
 
     names = [set(span.attributes or {}) for span in spans.named(f"send {QUEUE}")]
-    assert all("messaging.message.id" in each for each in names)
+    assert all("messaging.message.id" in attributes for attributes in names)
     place = {"messaging.destination.partition.id", "messaging.kafka.offset"}
-    assert [each & place for each in names] == [set(), set(), set(), place]
+    assert [attributes & place for attributes in names] == [set(), set(), set(), place]
 
 
 async def test_a_batch_is_linked_to_the_senders_of_its_messages(spans: Spans) -> None:
@@ -241,7 +241,7 @@ async def test_plain_functions_are_told_of_from_their_threads(spans: Spans) -> N
     [span] = spans.named(f"process {QUEUE}")
     assert dict(span.attributes or {})["marq.outcome"] == "retry"
     assert span.status.status_code is StatusCode.UNSET
-    assert [each.get_span_context() for each in current] == [span.get_span_context()]
+    assert [attached.get_span_context() for attached in current] == [span.get_span_context()]
 
 
 async def test_a_call_with_a_list_is_one_span_that_is_linked_to_the_senders(spans: Spans) -> None:

@@ -64,7 +64,7 @@ async def new_transactions(settings: ClientSettings) -> AsyncIterator[Callable[[
         return made[-1]
 
     yield new
-    await asyncio.gather(*[each.stop(1) for each in made])
+    await asyncio.gather(*[transactions.stop(1) for transactions in made])
 
 
 async def place_now(settings: ClientSettings) -> StartPosition:
@@ -138,8 +138,8 @@ async def test_each_message_is_delivered_once_and_the_offset_has_the_positions_o
 
     assert sorted(seen) == list(range(500))
     assert await place(settings) == StartPosition(500, Positions({"q": 500}))
-    acquired = [each for each in await read_markers(servers, settings.names.markers) if isinstance(each, Acquire)]
-    assert sum(len(each.offsets) for each in acquired) == 500
+    acquired = [batch for batch in await read_markers(servers, settings.names.markers) if isinstance(batch, Acquire)]
+    assert sum(len(batch.offsets) for batch in acquired) == 500
 
 
 async def test_copies_of_an_aborted_transaction_are_not_delivered(
@@ -246,9 +246,9 @@ async def test_after_an_unknown_outcome_the_messages_are_read_again_and_delivere
 
     assert sorted(int(message.value) for message in messages) == list(range(10))
     assert await consumer.receive(wait=0.5) == []
-    acquired = [each for each in await read_markers(servers, names.markers) if isinstance(each, Acquire)]
+    acquired = [batch for batch in await read_markers(servers, names.markers) if isinstance(batch, Acquire)]
     assert lost
-    assert sum(len(each.offsets) for each in acquired) == 20
+    assert sum(len(batch.offsets) for batch in acquired) == 20
 
 
 async def test_members_of_a_group_take_over_from_each_other(producer, new_consumer, servers, prefix) -> None:

@@ -12,7 +12,7 @@ CHART = Path(__file__).resolve().parents[2] / "deploy" / "chart"
 def first_line() -> str:
     """A comment with the sum of all of the chart's files."""
     found = sha256()
-    for path in sorted(each for each in CHART.rglob("*") if each.is_file()):
+    for path in sorted(file for file in CHART.rglob("*") if file.is_file()):
         found.update(f"{path.relative_to(CHART).as_posix()}\0".encode() + path.read_bytes() + b"\0")
     return f"# rendered by `make chart` of deploy/chart {found.hexdigest()}\n"
 

@@ -35,7 +35,7 @@ DEPLOY = ROOT / "deploy"
 DOCKERFILE = (DEPLOY / "Dockerfile").read_text(encoding="utf-8")
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text(encoding="utf-8"))
 RENDERED = (Path(__file__).parent / "chart.yaml").read_text(encoding="utf-8")
-MANIFESTS = [each for each in yaml.safe_load_all(RENDERED) if each]
+MANIFESTS = [manifest for manifest in yaml.safe_load_all(RENDERED) if manifest]
 #: The oldest and the newest of Kubernetes that the chart is compared with.
 KUBERNETES = ["1.25", "1.37"]
 SETTINGS = {f"MARQ_{name.upper()}" for name in [*AppSettings.model_fields, *ClientOptions.__annotations__]}
@@ -51,12 +51,12 @@ def pins(path: Path) -> dict[str, str]:
 
 
 def pods() -> list[tuple[str, dict[str, Any]]]:
-    controllers = [each for each in MANIFESTS if each["kind"] in ("StatefulSet", "Deployment")]
-    return [(each["metadata"]["name"], each["spec"]["template"]["spec"]) for each in controllers]
+    controllers = [manifest for manifest in MANIFESTS if manifest["kind"] in ("StatefulSet", "Deployment")]
+    return [(controller["metadata"]["name"], controller["spec"]["template"]["spec"]) for controller in controllers]
 
 
 def environment(container: dict[str, Any]) -> dict[str, str]:
-    return {each["name"]: each.get("value", "") for each in container["env"]}
+    return {variable["name"]: variable.get("value", "") for variable in container["env"]}
 
 
 # --- all of them ------------------------------------------------------------------------------------------------------
@@ -296,13 +296,15 @@ def test_what_is_looked_at_here_was_rendered_of_this_chart() -> None:
 
 
 @pytest.mark.parametrize("version", KUBERNETES)
-@pytest.mark.parametrize("manifest", MANIFESTS, ids=lambda each: f"{each['kind']}-{each['metadata']['name']}")
+@pytest.mark.parametrize(
+    "manifest", MANIFESTS, ids=lambda manifest: f"{manifest['kind']}-{manifest['metadata']['name']}"
+)
 def test_kubernetes_knows_each_field(manifest: dict[str, Any], version: str) -> None:
     kubernetes_validate.validate(manifest, version, strict=True)
 
 
 def test_a_wrong_field_would_be_found() -> None:
-    service = next(each for each in MANIFESTS if each["kind"] == "Service")
+    service = next(manifest for manifest in MANIFESTS if manifest["kind"] == "Service")
 
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate({**service, "spec": {**service["spec"], "prots": []}}, KUBERNETES[0], strict=True)
@@ -319,7 +321,7 @@ def test_trackers_and_handlers_do_together_what_a_worker_does() -> None:
 @pytest.mark.parametrize(("name", "pod"), pods(), ids=[name for name, _ in pods()])
 def test_a_pod_can_do_no_harm_and_is_asked_whether_it_lives(name: str, pod: dict[str, Any]) -> None:
     (container,) = pod["containers"]
-    security, ports = container["securityContext"], {each["name"]: each["containerPort"] for each in container["ports"]}
+    security, ports = container["securityContext"], {port["name"]: port["containerPort"] for port in container["ports"]}
 
     assert (security["readOnlyRootFilesystem"], security["allowPrivilegeEscalation"]) == (True, False)
     assert (pod["securityContext"]["runAsNonRoot"], security["capabilities"]) == (True, {"drop": ["ALL"]})
@@ -333,23 +335,25 @@ def test_a_pod_can_do_no_harm_and_is_asked_whether_it_lives(name: str, pod: dict
 
 
 def test_trackers_write_where_their_disk_is_and_are_found_by_name() -> None:
-    (trackers,) = [each for each in MANIFESTS if each["kind"] == "StatefulSet"]
+    (trackers,) = [manifest for manifest in MANIFESTS if manifest["kind"] == "StatefulSet"]
     (container,) = trackers["spec"]["template"]["spec"]["containers"]
     (claim,) = trackers["spec"]["volumeClaimTemplates"]
-    mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+    mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     headless = [e for e in MANIFESTS if e["kind"] == "Service" and e["spec"].get("clusterIP") == "None"]
 
     assert mounts[claim["metadata"]["name"]] == environment(container)["MARQ_DATA_DIR"]
-    assert [each["metadata"]["name"] for each in headless] == [trackers["spec"]["serviceName"]]
+    assert [service["metadata"]["name"] for service in headless] == [trackers["spec"]["serviceName"]]
     assert environment(container)["MARQ_WEB_HOST"] == f"$(POD_NAME).{trackers['spec']['serviceName']}"
 
 
 def test_services_lead_to_pods_with_their_port() -> None:
     templates = {
-        each["metadata"]["name"]: each["spec"]["template"] for each in MANIFESTS if "template" in each.get("spec", {})
+        manifest["metadata"]["name"]: manifest["spec"]["template"]
+        for manifest in MANIFESTS
+        if "template" in manifest.get("spec", {})
     }
     leads = {}
-    for service in (each for each in MANIFESTS if each["kind"] == "Service"):
+    for service in (manifest for manifest in MANIFESTS if manifest["kind"] == "Service"):
         (port,) = service["spec"]["ports"]
         (pod,) = [
             name
@@ -357,7 +361,7 @@ def test_services_lead_to_pods_with_their_port() -> None:
             if service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
         ]
         (container,) = templates[pod]["spec"]["containers"]
-        assert port["targetPort"] in {each["name"] for each in container["ports"]}
+        assert port["targetPort"] in {container_port["name"] for container_port in container["ports"]}
         leads[service["metadata"]["name"]] = pod
 
     assert leads == {"marq-web": "marq-trackers", "marq-trackers": "marq-trackers", "marq-sqs": "marq-sqs"}
@@ -366,8 +370,8 @@ def test_services_lead_to_pods_with_their_port() -> None:
 def test_sqs_endpoints_have_keys_and_find_each_other() -> None:
     (pod,) = [pod for name, pod in pods() if name == "marq-sqs"]
     (container,) = pod["containers"]
-    mounts = {each["mountPath"]: each for each in container["volumeMounts"]}
-    ports = {each["name"]: each["containerPort"] for each in container["ports"]}
+    mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
 
     assert ports["sqs"] == AppSettings.model_fields["sqs_port"].default
     assert container["readinessProbe"]["httpGet"] == {"path": "/healthz", "port": "sqs"}
@@ -378,11 +382,11 @@ def test_sqs_endpoints_have_keys_and_find_each_other() -> None:
 
 
 def test_the_definitions_of_queues_can_be_read(tmp_path: Path) -> None:
-    (config,) = [each for each in MANIFESTS if each["kind"] == "ConfigMap"]
+    (config,) = [manifest for manifest in MANIFESTS if manifest["kind"] == "ConfigMap"]
     (tmp_path / "queues.toml").write_text(config["data"]["queues.toml"], encoding="utf-8")
 
     assert load_queues(tmp_path / "queues.toml").defaults == load_queues(ROOT / "marq.toml").defaults
     for _, pod in pods():
         (container,) = pod["containers"]
-        mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
+        mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
         assert environment(container)["MARQ_QUEUES_FILE"] == f"{mounts['queues']}/queues.toml"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from marq.wire.names import Names
 from marq_worker.broker import ports
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 from tests.docs.pages import ROOT
 
 LIMIT_SECONDS = 180
@@ -65,17 +65,17 @@ class Checkout:
         return output.decode()
 
     @contextmanager
-    def worker(self, command: str) -> Iterator[Process]:
+    def worker(self, command: str) -> Iterator[ChildProcess]:
         """Run a command in the background, and kill it with all of its processes at the end."""
         words = ["bash", "-c", f"exec env {command}"]
         self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
-        worker = Process(words, self.logs[-1], directory=self.directory, environment=self._environment)
+        worker = ChildProcess(words, self.logs[-1], directory=self.directory, environment=self._environment)
         try:
             yield worker
         finally:
             worker.kill()
 
-    async def interrupt(self, worker: Process) -> None:
+    async def interrupt(self, worker: ChildProcess) -> None:
         """Ctrl-C, and its end."""
         os.killpg(worker.pid, signal.SIGINT)
         assert await asyncio.to_thread(worker.wait, LIMIT_SECONDS)

@@ -196,7 +196,7 @@ class Protocol:
         if field.constant is not None:
             return field.constant
         if field.name == "headers":
-            value = [self._encode_headers(each) for each in value]
+            value = [self._encode_headers(header) for header in value]
         if field.type == "text":
             return str(value).encode()
         if field.type.endswith(" each"):
@@ -359,7 +359,7 @@ class Definitions:
         if not fits or (colon and not 0 < len(queue.encode()) <= 200):
             return
         known = {key: document[key] for key in document if key in self._keys and "." not in key}
-        if all(self._is_fine(key, each, layer) for key, each in known.items()):
+        if all(self._is_fine(key, entry, layer) for key, entry in known.items()):
             self._documents.pop(name, None)
             self._projects.pop(name, None)
             if value is not None:
@@ -417,7 +417,7 @@ class Definitions:
             return False
         if row["type"] == "object of errors":
             return isinstance(value, dict) and all(
-                _rejects(each) or self._is_fine("backoff", each, layer) for each in value.values()
+                _rejects(entry) or self._is_fine("backoff", entry, layer) for entry in value.values()
             )
         if row["type"].startswith("object"):
             if isinstance(value, list) and "or array" in row["type"]:
@@ -425,15 +425,15 @@ class Definitions:
             if not isinstance(value, dict):
                 return value is False and "or false" in row["type"]
             return not ("delays" in value and {"base", "factor", "max"} & value.keys()) and all(
-                f"{key}.{name}" in self._keys and self._is_fine(f"{key}.{name}", each, layer)
-                for name, each in value.items()
+                f"{key}.{name}" in self._keys and self._is_fine(f"{key}.{name}", entry, layer)
+                for name, entry in value.items()
             )
         if row["type"] == "array of numbers":
             count, each_range = row["range"].split(" of them, each ")
             return (
                 isinstance(value, list)
                 and _is_in_range(count, len(value))
-                and all(_has_type("number", each) and _is_in_range(each_range, each) for each in value)
+                and all(_has_type("number", number) and _is_in_range(each_range, number) for number in value)
             )
         if row["type"] == "one of these texts":
             return value in re.findall(r"`([^`]+)`", row["range"])

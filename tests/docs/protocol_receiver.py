@@ -118,7 +118,7 @@ class Receiver(ConsumerRebalanceListener):  # type: ignore[misc]
             committed = own.get(partition)
             if committed is None or position != committed.offset:
                 found = [self._read(group, offsets.get(partition)) for group, offsets in others.items()]
-                position = max([position, *(each.get(self._queue, 0) for each in found)])
+                position = max([position, *(positions.get(self._queue, 0) for positions in found)])
             self._positions[partition] = {**positions, self._queue: position}
             begins = (await self._consumer.beginning_offsets([partition]))[partition]
             self._consumer.seek(partition, max(position, begins))

@@ -29,7 +29,7 @@ LIMIT_SECONDS = 120
 
 
 def block(language: str, beginning: str) -> str:
-    [code] = [each.code for each in blocks(language) if each.page == PAGE and beginning in each.code]
+    [code] = [example.code for example in blocks(language) if example.page == PAGE and beginning in example.code]
     return code
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 from tests.docs.pages import ROOT
 from tests.worker.harness import eventually
 
@@ -50,8 +50,8 @@ class Shell:
     def activate(self) -> None:
         self._environment["PATH"] = f"{self.directory / '.venv' / 'bin'}:{self._environment['PATH']}"
 
-    def background(self, command: str) -> Process:
-        return Process(
+    def background(self, command: str) -> ChildProcess:
+        return ChildProcess(
             command.split(), self.directory / "dev.log", directory=self.directory, environment=self._environment
         )
 
@@ -103,7 +103,7 @@ async def test_get_started(tmp_path: Path, kind: str) -> None:
             return shell.run(look)
 
         dead = await eventually(looked, lambda text: "Zoe has moved away" in text, limit=LIMIT_SECONDS)
-        assert "failed 2 times: ValueError: Zoe has moved away" in dead
+        assert "given up after 2 attempts, last error: ValueError: Zoe has moved away" in dead
 
         about_zoe = [line for line in written.splitlines(keepends=True) if "Zoe" in line]
         assert len(about_zoe) == 2

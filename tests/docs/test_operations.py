@@ -61,7 +61,7 @@ def _is_log(node: ast.expr) -> bool:
     return ast.unparse(node) in {"log", "self.log"}
 
 
-MESSAGES = [each for each in logged() if words(each[1].replace("%s", ""))]
+MESSAGES = [message for message in logged() if words(message[1].replace("%s", ""))]
 
 
 @pytest.mark.parametrize(("where", "text"), MESSAGES, ids=[where for where, _ in MESSAGES])
@@ -149,7 +149,7 @@ def test_what_it_quotes_of_the_command_check_stands_in_the_source() -> None:
 
     assert len(found) > 20
     for text in found:
-        for part in filter(None, (each.strip() for each in text.split("…"))):
+        for part in filter(None, (piece.strip() for piece in text.split("…"))):
             assert part in said, f"{text!r}: {part!r} is not said"
 
 

@@ -75,7 +75,7 @@ def test_a_block_of_python_compiles_or_is_part_of_a_program(block: Block) -> Non
         compile(block.code, block.name, "exec")
 
 
-@pytest.mark.parametrize("block", [each for each in blocks("python") if not each.note], ids=name_of)
+@pytest.mark.parametrize("block", [example for example in blocks("python") if not example.note], ids=name_of)
 def test_a_program_runs(
     block: Block, servers: str, names: Names, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +227,7 @@ def test_a_default_of_the_worker_is_the_one_described(name: str) -> None:
 
 
 def test_every_key_of_a_queue_is_described() -> None:
-    keys = {name for name in CHECKS if name != "backoff"} | {f"backoff.{each.name}" for each in fields(Backoff)}
+    keys = {name for name in CHECKS if name != "backoff"} | {f"backoff.{field.name}" for field in fields(Backoff)}
     keys = {name.removesuffix("_ms") for name in keys}
 
     said = set(re.findall(r"^\| `([a-z_.]+)` \| .* \| (?:handlers|tracker|all) \|$", FOR_OPERATORS, re.MULTILINE))

@@ -209,7 +209,7 @@ def test_the_tables_name_every_state_cause_and_outcome() -> None:
     outcomes = re.search(r"\| outcomes \| (.+) \|", PAGE)
     assert outcomes is not None
     assert dict(re.findall(r"(\d) ([A-Z_]+)", outcomes[1])) == {
-        str(int(each)): each.name for each in markers.RequestOutcome
+        str(int(outcome)): outcome.name for outcome in markers.RequestOutcome
     }
 
 
@@ -217,7 +217,7 @@ def test_the_counters_of_the_page() -> None:
     found = re.search(r"counters: u64 each: ([a-z_, ]+);", PAGE)
 
     assert found is not None
-    assert found[1].split(", ") == [field.name for field in fields(rows.Counts)]
+    assert found[1].split(", ") == [field.name for field in fields(rows.EventCounts)]
 
 
 def test_a_plain_record_and_unreadable_headers_are_read_as_the_page_says() -> None:

@@ -285,7 +285,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def backoff_in_our_words(said: Mapping[str, Any]) -> dict[str, Any]:
-    backoff = {**said, "delays_ms": tuple(round(each * 1000) for each in said["delays"] or ())}
+    backoff = {**said, "delays_ms": tuple(round(delay * 1000) for delay in said["delays"] or ())}
     del backoff["delays"]
     for name in ("base", "max"):
         backoff[f"{name}_ms"] = round(backoff.pop(name) * 1000)

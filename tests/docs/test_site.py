@@ -55,7 +55,7 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
 def test_reference_pages_come_from_code(site: Path, page: str, contents: list[str]) -> None:
     text = (site / "reference" / f"{page}.html").read_text(encoding="utf-8")
 
-    assert all(each in text for each in contents)
+    assert all(content in text for content in contents)
 
 
 def test_each_example_has_a_page_that_other_pages_link_to(site: Path) -> None:

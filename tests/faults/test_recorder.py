@@ -105,7 +105,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
         monkeypatch.setattr("lab.recorder._CHECK_INTERVAL_S", 0.0)
         await recorded.wait()
 
-    assert [(each["op"], each["type"], each["target"]) for each in told.events[:2]] == [
+    assert [(event["op"], event["type"], event["target"]) for event in told.events[:2]] == [
         ("pause", "invoke", "one"),
         ("pause", "ok", "one"),
     ]
@@ -124,7 +124,7 @@ async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest
         await recorded.wait()
 
     began, ended = told.events[:2]
-    assert [(each["op"], each["type"], each["target"]) for each in (began, ended)] == [
+    assert [(event["op"], event["type"], event["target"]) for event in (began, ended)] == [
         ("pause", "invoke", "one"),
         ("pause", "ok", "one"),
     ]

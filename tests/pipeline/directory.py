@@ -79,7 +79,7 @@ class Directory:
             "without_dead_letters": sorted(self.without_dead_letters),
             "deduplication_windows": {"*": 300_000},
             **({} if self.backoffs is None else self._new()),
-            "subscriptions": [each.document() for each in self.subscriptions],
+            "subscriptions": [subscription.document() for subscription in self.subscriptions],
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)
         self._rounds += 1

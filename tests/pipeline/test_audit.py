@@ -33,7 +33,7 @@ def test_its_verdict_is_one_json_object_whose_equation_holds(audit: Command, sto
         "lost", "redelivered", "redriven", "duplicates", "differences",
     }  # fmt: skip
     wrong = [f"{MESSAGES_TOPIC}/0/17", f"{MESSAGES_TOPIC}/0/23", f"~{'5' * 32}/0/2"]
-    assert [each["id"] for each in found["wrong"]] == wrong
+    assert [message["id"] for message in found["wrong"]] == wrong
     assert found["duplicates_by"] == "deliveries"
     assert stories.lake.read("audit").where("differences > 0").count() == 3
 

@@ -20,7 +20,7 @@ import pytest
 
 import marq
 from marq_worker.broker.ports import free_port
-from marq_worker.broker.process import Process
+from marq_worker.broker.process import ChildProcess
 from pipeline import jars, java
 from tests.client.waiting import wait_until
 
@@ -55,7 +55,7 @@ class Cluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._processes: list[Process] = []
+        self._processes: list[ChildProcess] = []
         self.master = f"spark://{HOST}:{free_port(HOST)}"
         self.environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith(_KNOWS_US)},
@@ -81,7 +81,7 @@ class Cluster:
         place.mkdir(parents=True)
         command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.{program}", "--webui-port", "0", *words]
         # The executors that it starts are of its group.
-        self._processes.append(Process(command, place / "log", directory=place, environment=self.environment))
+        self._processes.append(ChildProcess(command, place / "log", directory=place, environment=self.environment))
 
     def wait(self) -> None:
         """Until the master knows both workers."""
@@ -152,9 +152,9 @@ def executors(directory: Path) -> set[str]:
     [log] = directory.glob("app-*")
     events = [json.loads(line) for line in log.read_text().splitlines()]
     log.unlink()
-    ends = [each for each in events if each["Event"] == "SparkListenerTaskEnd"]
-    assert {each["Task End Reason"]["Reason"] for each in ends} == {"Success"}
-    return {each["Task Info"]["Executor ID"] for each in ends}
+    ends = [event for event in events if event["Event"] == "SparkListenerTaskEnd"]
+    assert {end["Task End Reason"]["Reason"] for end in ends} == {"Success"}
+    return {end["Task Info"]["Executor ID"] for end in ends}
 
 
 @pytest.mark.verify

@@ -55,4 +55,4 @@ def test_a_duplicate_is_neither_lost_nor_open_and_others_with_its_id_are(spark: 
     [counts] = found["queues"].values()
     assert (counts["sent"], counts["deduplicated"], counts["lost"], counts["differences"]) == (5, 2, 0, 2)
     assert balanced(counts)
-    assert {each["id"] for each in found["wrong"]} == {f"{DRAWN}/0/3", f"{DRAWN}/0/4"}
+    assert {message["id"] for message in found["wrong"]} == {f"{DRAWN}/0/3", f"{DRAWN}/0/4"}

@@ -216,7 +216,7 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     [deleted] = made.admin.delete_records([TopicPartition(own, 1, 1)]).values()
     deleted.result(30)
     assert command("ingest").out.startswith("ingested 0 markers, 0 corrupt, 0 messages, 0 dead_letters in ")
-    assert [(each.queue, each.since) for each in found()] == [
+    assert [(subscription.queue, subscription.since) for subscription in found()] == [
         ("former", since), ("late", {"0": 0, "1": 1}), ("reports", since),
     ]  # fmt: skip
 

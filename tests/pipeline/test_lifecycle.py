@@ -51,7 +51,7 @@ def test_each_story_ends_as_the_protocol_says(stories: Directory, command: Comma
         "sent": 32, "acked": 13, "dead": 5, "acked_and_dead": 1, "open": 8, "delayed": 2, "cancelled": 2,
         "abandoned": 1, "expired_unread": 1,
     }  # fmt: skip
-    assert {each["id"] for each in statistics["wrong"]} == {
+    assert {message["id"] for message in statistics["wrong"]} == {
         f"{MESSAGES_TOPIC}/0/17", f"{MESSAGES_TOPIC}/0/23", f"{DRAWN}/0/2",
     }  # fmt: skip
 

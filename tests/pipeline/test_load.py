@@ -122,7 +122,7 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
 async def delivered(written: Written, queue: str) -> Counter[bytes]:
     """Return how often each value reached a queue."""
     records = await written.records(written.names.messages)
-    return Counter(each.value for each in records if each.key == queue.encode())
+    return Counter(record.value for record in records if record.key == queue.encode())
 
 
 @pytest.mark.verify
@@ -143,8 +143,8 @@ async def test_times_keys_headers_and_rows_set_aside(
         {"original": '{"id":"3","shop":"north","wait":"-1"}', "reason": "negative delay"}
     ]
     await eventually(lambda: delivered(written, "t"), lambda counts: len(counts) == 2)
-    records = [each for each in await written.records(written.names.messages) if each.key == b"t"]
-    first, second = sorted(records, key=lambda each: each.value)
+    records = [record for record in await written.records(written.names.messages) if record.key == b"t"]
+    first, second = sorted(records, key=lambda record: record.value)
     assert (json.loads(first.value), header(first)["shop"]) == ({"id": "1", "shop": "north", "wait": "0"}, b"north")
     assert (header(second)[KEY_HEADER], header(second)[ATTEMPT_HEADER]) == (b"2", b"1")
     assert header(second)[ID_HEADER].decode().startswith(f"{said['source']}/")

@@ -209,7 +209,7 @@ LAST = EPOCH + timedelta(milliseconds=LAST_MS)
         (Ack("q", 1, SOURCE, (2**63 - 3,)), {"offset": 2**63 - 3}),
         (Tick(2**64 - 1, 2**64 - 1), {"holder": "f" * 16}),
     ],
-    ids=lambda each: type(each).__name__,
+    ids=lambda batch: type(batch).__name__,
 )
 def test_the_largest_numbers_of_the_format_are_cut_to_what_tables_can_say(batch: Batch, said: Row) -> None:
     [row] = rows(encode(batch))

@@ -46,7 +46,7 @@ def test_more_load_never_needs_less() -> None:
     found = [plan([EMAILS], Target({"emails": rate}, delayed=rate * 100)) for rate in (10, 1_000, 100_000, 1_000_000)]
 
     for key in QUANTITIES.keys() - {"worker_memory", "restart", "takeover"}:
-        values = [each.values[key] for each in found]
+        values = [row.values[key] for row in found]
         assert values == sorted(values)
     assert found[0].values["workers"] == 2
     assert found[3].values["partitions"] >= found[3].values["workers"] > 2

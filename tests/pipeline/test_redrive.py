@@ -40,9 +40,9 @@ RECORDS = (
 
 def record(offset: int, value: bytes | None, key: bytes = b"q", partition: int = 0, **headers: str | bytes) -> Any:
     given = {"marq-reason": "no good", "marq-dead-lettered-at": "1700000000123"} | {
-        name.replace("_", "-"): each for name, each in headers.items()
+        name.replace("_", "-"): value for name, value in headers.items()
     }
-    pairs = [(name, each.encode() if isinstance(each, str) else each) for name, each in given.items()]
+    pairs = [(name, header.encode() if isinstance(header, str) else header) for name, header in given.items()]
     return (key, value, TOPIC, partition, offset, WRITTEN, pairs)
 
 
@@ -144,7 +144,7 @@ async def test_chosen_dead_letters_are_redriven_once_and_the_others_stay(
 
         said = done.json
         assert (done.code, said["chosen"], said["redriven"]) == (0, 16, 16)
-        await yard.each_once("q", {each for each in good if int(each.split(b"/")[2].split(b"-")[0]) >= 4})
+        await yard.each_once("q", {value for value in good if int(value.split(b"/")[2].split(b"-")[0]) >= 4})
         assert await yard.dead_letters.count("q") == []
         none_left = command("redrive q --yes --json")
         assert none_left.code == 0

@@ -24,7 +24,7 @@ def test_a_subscription_skips_the_records_before_the_start_of_its_queue_and_purg
 
     subscriptions = Ingest(without_kafka, without_kafka, without_kafka, without_kafka)._subscriptions(history, [])
 
-    assert [(each.queue, each.purge) for each in subscriptions] == [("a", purge), ("b", start)]
+    assert [(subscription.queue, subscription.purge) for subscription in subscriptions] == [("a", purge), ("b", start)]
 
 
 def test_each_partition_began_where_the_first_batch_that_names_it_found_it() -> None:

@@ -62,7 +62,7 @@ def frame(spark: SparkSession, *messages: Row) -> DataFrame:
     names = LIFECYCLE["deliveries"].dataType.elementType.names  # type: ignore[attr-defined]
     rows = [
         tuple(
-            [tuple(each.get(name) for name in names) for each in row["deliveries"] or ()]
+            [tuple(delivery.get(name) for name in names) for delivery in row["deliveries"] or ()]
             if field == "deliveries" and row["deliveries"] is not None
             else row.get(field)
             for field in LIFECYCLE.names

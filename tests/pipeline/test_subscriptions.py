@@ -83,7 +83,7 @@ def wrong(directory: Directory) -> Sequence[tuple[str, str]]:
     """Return queue and id of each message with a difference."""
     audit = verdict(judged(directory.lake.read(TABLE)))
     assert all(balanced(counts) for counts in audit["queues"].values())
-    return [(each["queue"], each["id"]) for each in audit["wrong"]]
+    return [(message["queue"], message["id"]) for message in audit["wrong"]]
 
 
 def test_each_queue_has_its_own_message_of_a_record(directory: Directory) -> None:

@@ -47,7 +47,7 @@ def of_an_earlier_release(spark: SparkSession, lake: Lake) -> list[str]:
     assert commit is not None
     rows = spark.read.parquet(f"{lake.path}/{commit['open']}")
     rows = rows.withColumn("parts", F.transform("parts", lambda part: part.dropFields("releases")))
-    rows = rows.withColumn("deliveries", F.transform("deliveries", lambda each: each.dropFields("expirations")))
+    rows = rows.withColumn("deliveries", F.transform("deliveries", lambda delivery: delivery.dropFields("expirations")))
     earlier = f"{TABLE}/side=open/earlier"
     rows.write.parquet(f"{lake.path}/{earlier}")
     schema = StructType([field for field in StructType.fromJson(commit["schema"]) if field.name != "deliveries"])

@@ -176,12 +176,12 @@ def test_one_marker_message_or_dead_letter_that_is_taken_away_is_found_by_its_id
 
     assert not left["right"]
     never_ended = {(row["queue"], OVERTOOK + place(row)) for row in gone["markers"]}
-    wrong = {(each["queue"], each["id"]): each for each in left["wrong"]}
-    for (queue, id_), each in [*wrong.items()]:
-        overtook = each["why"] and {(queue, why) for why in each["why"]} <= never_ended
+    wrong = {(row["queue"], row["id"]): row for row in left["wrong"]}
+    for (queue, id_), row in [*wrong.items()]:
+        overtook = row["why"] and {(queue, why) for why in row["why"]} <= never_ended
         if overtook and (queue, id_) not in expected:
             del wrong[queue, id_]
-    assert {message: expected.get(message, each) for message, each in wrong.items()} == expected
+    assert {message: expected.get(message, row) for message, row in wrong.items()} == expected
 
 
 def rounds(tables: Tables, lots: random.Random, count: int) -> list[Tables]:

@@ -27,7 +27,7 @@ from lab.proof.history import holder_name, log_name, name_of
 from lab.proof.states import Standing
 from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
-from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.core.storage.settled_dead_letters import CHUNK_OFFSETS
 from marq.settings.queue import QueueSettings
 
@@ -117,5 +117,5 @@ def _holder(holder: int) -> str:
     return holder_name(holder) if holder else ""
 
 
-_COUNTED = tuple(each.name for each in fields(Counts))
-_NO_COUNTS = Counts()
+_COUNTED = tuple(each.name for each in fields(EventCounts))
+_NO_COUNTS = EventCounts()

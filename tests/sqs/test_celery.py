@@ -159,8 +159,8 @@ async def test_no_task_is_lost_while_workers_and_an_endpoint_are_killed(
             with contextlib.suppress(asyncio.CancelledError):
                 await supervising
         stop_all(programs)
-        for each in programs:
-            each.kill()
+        for started in programs:
+            started.kill()
         second.close()
 
     events = read(notes)
@@ -272,7 +272,7 @@ def _cause(
         return "killed before the delete" if end.killed else "worker ended with its endpoint"
     if any(before["at"] - RACE_S < at < (finished_s or at) + DELETE_S for at in endpoint_kills):
         return "endpoint killed before the delete"
-    first, second = (HANDLES.read(each["handle"], QUEUE) for each in (before, after))
+    first, second = (HANDLES.read(record["handle"], QUEUE) for record in (before, after))
     killed_lately = any(after["at"] - TAKEOVER_S < at < after["at"] for at in endpoint_kills)
     if first.attempt == second.attempt and first.token != second.token and killed_lately:
         # Cause 6 in docs/guarantees.md: two records of one attempt, one of them from an aborted transaction.
@@ -285,5 +285,6 @@ def _cause(
 def _delivery(received: dict[tuple[str, int], list[dict[str, Any]]], run: dict[str, Any]) -> dict[str, Any]:
     """Return the last delivery before a run, to the same worker."""
     return max(
-        (each for each in received[run["task"], run["worker"]] if each["at"] <= run["at"]), key=lambda each: each["at"]
+        (each for each in received[run["task"], run["worker"]] if each["at"] <= run["at"]),
+        key=lambda event: event["at"],
     )

@@ -100,5 +100,5 @@ async def test_mistakes_have_the_same_answers_except_those_listed(services: Serv
         outcomes = await asyncio.to_thread(lambda: list(threads.map(answers, calls)))
 
     differing = {call.name: answers for call, answers in zip(calls, outcomes, strict=True) if answers[0] != answers[1]}
-    assert differing == {name: (each.marq, each.moto) for name, each in DIFFERENCES.items()}
+    assert differing == {name: (difference.marq, difference.moto) for name, difference in DIFFERENCES.items()}
     assert all(marq.startswith("400 ") for marq, _ in outcomes)

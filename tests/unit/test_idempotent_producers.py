@@ -21,7 +21,7 @@ def producers(text: str) -> Iterator[ast.Call]:
 
 
 def idempotent(call: ast.Call) -> bool:
-    said = {each.arg: ast.unparse(each.value) for each in call.keywords}
+    said = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
     return bool(said.keys() & IDEMPOTENT) and said.get("enable_idempotence", "True") == "True"
 
 

@@ -76,8 +76,8 @@ def test_it_brings_aiokafka_alone(wheel: zipfile.ZipFile) -> None:
     (name,) = [name for name in wheel.namelist() if name.endswith(".dist-info/METADATA")]
     metadata = Parser().parsestr(wheel.read(name).decode())
 
-    needed = [each for each in metadata.get_all("Requires-Dist", []) if "extra ==" not in each]
-    assert [each.partition("[")[0] for each in needed] == ["aiokafka"]
+    needed = [requirement for requirement in metadata.get_all("Requires-Dist", []) if "extra ==" not in requirement]
+    assert [requirement.partition("[")[0] for requirement in needed] == ["aiokafka"]
 
 
 def test_the_command_and_the_plugin_of_pytest_are_found_where_it_is_installed(wheel: zipfile.ZipFile) -> None:

@@ -45,7 +45,7 @@ class Yard:
         """How often each id was sent back to these queues."""
         keys = {queue.encode() for queue in queues}
         records = await self.namespace.records(self.worker.names.messages)
-        return Counter(header(each)[ID_HEADER] for each in records if each.key in keys)
+        return Counter(header(record)[ID_HEADER] for record in records if record.key in keys)
 
     async def notes(self) -> Counter[str]:
         """Count the outcomes of dead letters; each is reported once, except to callers that came too late."""

@@ -43,8 +43,8 @@ def die_after(records: int) -> None:
 
         setattr(AIOKafkaProducer, name, send)
 
-    for each in ("send", "send_batch"):
-        dying(each)
+    for call in ("send", "send_batch"):
+        dying(call)
 
 
 def identity_of(queue: str) -> str:

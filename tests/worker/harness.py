@@ -155,7 +155,9 @@ class Worker(lab.program.Worker):
             return await self.partitions()
 
         return await eventually(
-            found, lambda each: sum(part["state"] == "owner" for part in each.values()) >= count, limit=limit
+            found,
+            lambda partitions: sum(part["state"] == "owner" for part in partitions.values()) >= count,
+            limit=limit,
         )
 
     def recovered(self) -> dict[int, int]:
@@ -220,7 +222,7 @@ class Worker(lab.program.Worker):
     async def handlers(self) -> dict[str, dict[str, Any]]:
         """Return the statistics of this worker's handler processes, by group."""
         statistics = await self.published(scope="worker")
-        return {each["group"]: each for each in statistics.get("handlers", [])}
+        return {process["group"]: process for process in statistics.get("handlers", [])}
 
     async def partitions(self) -> dict[int, dict[str, Any]]:
         """Return the statistics of this worker's markers partitions."""
@@ -451,7 +453,10 @@ class Namespace:
         async def rest() -> dict[int, int]:
             folded = {number: part["folded"] for number, part in (await worker.partitions()).items()}
             recovered = worker.recovered()
-            known = {each: max(offsets.get(each, -1), recovered.get(each, -1)) for each in {*offsets, *recovered}}
+            known = {
+                partition: max(offsets.get(partition, -1), recovered.get(partition, -1))
+                for partition in {*offsets, *recovered}
+            }
             written = await self.markers_after(known)
             return {number: count - folded.get(number, 0) for number, count in written.items()}
 

@@ -33,16 +33,16 @@ async def test_the_last_owners_of_partitions_are_known(new_worker: Make) -> None
     async with Shell(worker) as shell:
         state = await shell.json("state", code=1)
 
-    assert [each["unfinished"] for each in state["markers"]] == [0, 0]
-    assert all(str(worker.web_port) in each["last_owner"] for each in state["markers"])
-    [found] = [each for each in state["groups"] if each["group"] == group]
+    assert [partition["unfinished"] for partition in state["markers"]] == [0, 0]
+    assert all(str(worker.web_port) in partition["last_owner"] for partition in state["markers"])
+    [found] = [row for row in state["groups"] if row["group"] == group]
     assert found["members"] == []
-    committed = [each for each in found["partitions"] if each["committed"]]
+    committed = [partition for partition in found["partitions"] if partition["committed"]]
     assert committed
-    for each in committed:
-        assert each["owner"] is None
-        assert each["last_owner"].startswith("marq on ")
-        assert f"(process {os.getpid()})" in each["last_owner"]
+    for partition in committed:
+        assert partition["owner"] is None
+        assert partition["last_owner"].startswith("marq on ")
+        assert f"(process {os.getpid()})" in partition["last_owner"]
 
 
 async def test_a_cancellation_without_an_answer_is_unknown(new_worker: Make) -> None:

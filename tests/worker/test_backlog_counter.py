@@ -83,7 +83,7 @@ async def test_waiting_messages_of_any_sender_are_counted(
         statistics = await eventually(
             worker.published,
             lambda found: (
-                any("can't be read" in each for each in found["backlog"]["trouble"])
+                any("can't be read" in text for text in found["backlog"]["trouble"])
                 and found["queues"]["emails"]["waiting"] == left[1] + 1
                 and not found["queues"].get("orders", {}).get("waiting")
             ),

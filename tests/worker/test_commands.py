@@ -65,7 +65,7 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
     await shell.json("send", unknown, "x")
 
     async def statistics() -> dict[str, dict[str, Any]]:
-        return {each["queue"]: each for each in (await shell.json("queues"))["queues"]}
+        return {row["queue"]: row for row in (await shell.json("queues"))["queues"]}
 
     def counted(found: dict[str, dict[str, Any]]) -> bool:
         one, other = found.get(queue, {}), found.get(unknown, {})
@@ -99,15 +99,15 @@ async def test_a_queue_from_the_first_message_to_the_last(shared_worker: Worker,
 
         # Owners of partitions.
         state = await shell.json("state")
-        assert {each["partition"] for each in state["markers"]} == {0, 1}
-        assert all(str(worker.web_port) in each["last_owner"] for each in state["markers"])
-        [group] = [each for each in state["groups"] if each["group"] == worker.names.group(queue)]
-        assert {each["partition"] for each in group["partitions"]} == {0, 1}
+        assert {partition["partition"] for partition in state["markers"]} == {0, 1}
+        assert all(str(worker.web_port) in partition["last_owner"] for partition in state["markers"])
+        [group] = [row for row in state["groups"] if row["group"] == worker.names.group(queue)]
+        assert {partition["partition"] for partition in group["partitions"]} == {0, 1}
         [member] = group["members"]
         assert (member["client_id"], member["pid"], member["instance_id"]) == ("marq", os.getpid(), None)
-        assert {each["owner_id"] for each in group["partitions"]} == {member["id"]}
-        assert all(f"process {os.getpid()}" in each["owner"] for each in group["partitions"])
-        assert {each["earliest"] for each in group["partitions"]} == {0}
+        assert {partition["owner_id"] for partition in group["partitions"]} == {member["id"]}
+        assert all(f"process {os.getpid()}" in partition["owner"] for partition in group["partitions"])
+        assert {partition["earliest"] for partition in group["partitions"]} == {0}
     delayed = await shell.json("delayed", queue)
     fits_80_columns((await shell("delayed", queue)).out)
     await shell.json("cancel", "--yes", delayed["messages"][0]["id"])
@@ -139,7 +139,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
         await yard.bury(queue, 2, partition=1, reason="[red]odd[/red]")
         await yard.bury(other, 1)
 
-        counted = {(each["queue"], each["reason"]): each["dead_letters"] for each in await shell.json("dead")}
+        counted = {(count["queue"], count["reason"]): count["dead_letters"] for count in await shell.json("dead")}
         assert {key: count for key, count in counted.items() if key[0].startswith("dying")} == {
             (queue, "no good"): 3,
             (queue, "[red]odd[/red]"): 2,
@@ -147,7 +147,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
         }
         assert "[red]odd[/red]" in (await shell("dead", queue, "--count", "--reason", "ODD")).out
         shown = await shell.json("dead", queue, "--limit", "2", "--header", "tenant=acme")
-        assert [each["value"] for each in shown] == ["0", "0"]
+        assert [letter["value"] for letter in shown] == ["0", "0"]
         assert "the 1 oldest" in (await shell("dead", queue, "--limit", "1")).out
         assert (await shell("dead", "nobody")).out == "queue 'nobody' has no such dead letters\n"
 
@@ -185,7 +185,7 @@ async def test_delayed_messages_are_listed_cancelled_and_delivered(
 
     found = await shell.json("delayed", queue)
     assert found["complete"]
-    assert [each["id"] for each in found["messages"]] == [soon.id, later.id, never.id]
+    assert [message["id"] for message in found["messages"]] == [soon.id, later.id, never.id]
     first = found["messages"][0]
     assert (first["value"], first["headers"], first["bytes"]) == ("soon", {"tenant": "acme"}, 4)
     assert (first["state"], first["attempt"], first["queue"]) == ("delayed", 1, queue)
@@ -219,7 +219,7 @@ async def test_a_message_that_waits_for_a_retry_is_cancelled_by_its_place(
         await message.release(HOUR_S)
     found = await eventually(
         lambda: shell.json("delayed", queue),
-        lambda found: [each["state"] for each in found["messages"]] == ["released"],
+        lambda found: [message["state"] for message in found["messages"]] == ["released"],
     )
     [waiting] = found["messages"]
     assert waiting["id"] == message.id == sent.id != waiting["place"]
@@ -277,8 +277,8 @@ async def test_a_key_is_sent_to_an_ordered_queue(shell: Shell) -> None:
     await shell.json("send", queue, "--lines", "--ordering-key", "Zürich", answer="2\n3\n")
 
     waiting = (await shell.json("peek", queue))["messages"]
-    assert sorted(each["value"] for each in waiting) == ["1", "2", "3"]
-    assert {each["id"].rpartition("/")[0] for each in waiting} == {one["id"].rpartition("/")[0]}
+    assert sorted(message["value"] for message in waiting) == ["1", "2", "3"]
+    assert {message["id"].rpartition("/")[0] for message in waiting} == {one["id"].rpartition("/")[0]}
     refused = await shell("send", "unordered", "x", "--ordering-key", "k", code=1)
     assert "queue 'unordered': ordering_key needs the setting ordering = \"key\"" in refused.err
     kept = await shell("queue", queue, "--set", "partitions=1", code=1)
@@ -290,7 +290,7 @@ async def test_a_message_is_sent_with_a_type(shell: Shell) -> None:
     await shell.json("send", "with-types", "2")
 
     waiting = (await shell.json("peek", "with-types"))["messages"]
-    assert {each["value"]: each["type"] for each in waiting} == {"1": "welcome", "2": None}
+    assert {message["value"]: message["type"] for message in waiting} == {"1": "welcome", "2": None}
     refused = await shell("send", "with-types", "1", "--type", "", code=1)
     assert "a type's name must not be empty" in refused.err
 
@@ -323,7 +323,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["queue", "q", "--set", "lese=60"], "lese: unknown key; expected one of lease,"),
+        (["queue", "q", "--set", "lese=60"], "lese: unknown key; did you mean 'lease'?"),
         (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
         (["delayed", ""], "a queue's name must not be empty"),
         (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a time with a time zone"),

@@ -130,7 +130,7 @@ async def test_random_redrives_and_deletions_with_kills_settle_each_dead_letter_
         assert len(delivered) == notes["redriven"]
         assert notes["redriven"] + notes["deleted"] == len(ids)
         assert min(notes["redriven"], notes["deleted"]) > 0
-        assert all(done(each) + each.already_settled == each.chosen for each in results)
+        assert all(done(result) + result.already_settled == result.chosen for result in results)
 
 
 def done(result: marq.Redriven | marq.Deleted) -> int:
@@ -153,6 +153,6 @@ async def test_a_hundred_thousand_scattered_letters_are_redriven_and_the_others_
         result = await yard.dead_letters.redrive("mine")
 
         assert result == marq.Redriven(100_000, 100_000, 100_000, 0)
-        assert [(each.queue, each.dead_letters) for each in await yard.dead_letters.count()] == [("other", 100_000)]
+        assert [(count.queue, count.dead_letters) for count in await yard.dead_letters.count()] == [("other", 100_000)]
         again = await yard.dead_letters.redrive("mine")
         assert again.chosen == 0

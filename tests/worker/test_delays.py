@@ -35,7 +35,7 @@ async def test_what_waits_is_delivered_once_after_kill_9_with_data_and_without(n
     async with marq.Consumer("q", **client_of(worker)) as consumer:
         messages = await take(consumer, 520)
         await consumer.ack(messages)
-        assert sorted(message.id for message in messages) == sorted(each.id for each in [*receipts, *moved])
+        assert sorted(message.id for message in messages) == sorted(receipt.id for receipt in [*receipts, *moved])
         assert {message.attempt for message in messages} == {1}
         assert await consumer.receive(wait=2) == []
 
@@ -58,7 +58,7 @@ async def test_every_worker_tells_of_all_that_waits_and_another_takes_it_over(ne
         for worker in (first, other):
             found = await eventually(partial(delayed_messages, worker), lambda found: found["complete"])
             assert len(found["messages"]) == 1_000
-            assert {each["id"] for each in found["messages"]} <= {each.id for each in receipts}
+            assert {receipt["id"] for receipt in found["messages"]} <= {message.id for message in receipts}
         first.kill()
         await other.ready()
         assert await producer.reschedule([*receipts[:100], last], delay=0) == [True] * 101
@@ -66,4 +66,4 @@ async def test_every_worker_tells_of_all_that_waits_and_another_takes_it_over(ne
     async with marq.Consumer("q", **client_of(first)) as consumer:
         messages = await take(consumer, 101)
         await consumer.ack(messages)
-        assert {message.id for message in messages} == {each.id for each in [*receipts[:100], last]}
+        assert {message.id for message in messages} == {receipt.id for receipt in [*receipts[:100], last]}

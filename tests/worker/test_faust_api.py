@@ -34,10 +34,10 @@ def is_foreign(base: type) -> bool:
 
 
 SUBCLASSES = [
-    each
+    value
     for module in MODULES
-    for each in vars(module).values()
-    if inspect.isclass(each) and each.__module__ == module.__name__ and any(map(is_foreign, each.__mro__))
+    for value in vars(module).values()
+    if inspect.isclass(value) and value.__module__ == module.__name__ and any(map(is_foreign, value.__mro__))
 ]
 
 
@@ -59,7 +59,7 @@ def shape(owner: Any, name: str) -> str:
     if not inspect.isfunction(found):
         return "class attribute"
     signature = inspect.signature(found)
-    parameters = [each.replace(annotation=inspect.Parameter.empty) for each in signature.parameters.values()]
+    parameters = [parameter.replace(annotation=inspect.Parameter.empty) for parameter in signature.parameters.values()]
     text = str(signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
     if inspect.isasyncgenfunction(found):
         return f"async generator {text}"
@@ -96,7 +96,7 @@ def test_the_installed_version_is_the_one_that_was_read(package: str) -> None:
     assert f"{package}=={VERSIONS[package]}" in pins
 
 
-@pytest.mark.parametrize("subclass", SUBCLASSES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("subclass", SUBCLASSES, ids=lambda subclass: subclass.__name__)
 def test_everything_that_we_override_is_listed(subclass: type) -> None:
     listed = {reliance.name for reliance in RELIANCES}
     bases = [base for base in subclass.__mro__ if is_foreign(base)]

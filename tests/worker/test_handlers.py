@@ -47,11 +47,11 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
 
     async def consumers() -> list[str | None]:
         _, text = await one.page("/api/queues/patient/messages?state=in_flight")
-        return [each["consumer"] and each["consumer"]["name"] for each in json.loads(text)["messages"]]
+        return [message["consumer"] and message["consumer"]["name"] for message in json.loads(text)["messages"]]
 
     # Also of those that were received before the second one joined.
     await eventually(consumers, lambda names: None not in names and len(set(names)) == 2)
-    [stopped] = [each["pid"] for each in (await two.handlers()).values()]
+    [stopped] = [process["pid"] for process in (await two.handlers()).values()]
     await two.stop()
     handlers.let_go("patient")
     await one.ready()
@@ -102,7 +102,7 @@ async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
     # then
     assert exit_code == 0
     acked = [(batch.source, offset) for batch in after if isinstance(batch, Ack) for offset in batch.offsets]
-    assert sorted(acked) == [(each.source, each.offset) for each in sent]
+    assert sorted(acked) == [(receipt.source, receipt.offset) for receipt in sent]
     assert not [batch for batch in after if isinstance(batch, Release)]
 
 
@@ -130,7 +130,7 @@ async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_a
 
         # then
         assert len(quiet) == 1
-        await eventually(worker.handlers, lambda found: any(each["quiet"] for each in found.values()))
+        await eventually(worker.handlers, lambda found: any(process["quiet"] for process in found.values()))
         form = {"worker": worker.url, "confirmed": "yes", "back": "/workers"}
         async with ClientSession() as operator, operator.post(f"{worker.url}/actions/unquiet", data=form) as done:
             assert done.status == 200, await done.text()
@@ -173,7 +173,7 @@ async def test_an_operator_sees_what_runs_and_cancels_it(
         for queue in ids:
             await eventually(lambda queue=queue: worker.queue(queue), lambda found: found.get("acked") == 1)
     assert statuses == [200, 400]
-    assert {(each["queue"], each["id"], each["cancellable"]) for each in running} == {
+    assert {(call["queue"], call["id"], call["cancellable"]) for call in running} == {
         (queue, identity, queue == "patient") for queue, identity in ids.items()
     }
     # It was delivered again at once, and the attempt did not count.

@@ -91,7 +91,7 @@ async def redrive(told: History, observed: Observed, servers: str, prefix: str) 
     async with marq.DeadLetters(servers, prefix=prefix) as letters:
         deleted = await letters.delete(QUEUE, limit=3)
         calls = await asyncio.gather(letters.redrive(QUEUE, rate=200), letters.redrive(QUEUE))
-    redriven = sum(each.redriven for each in calls)
+    redriven = sum(call.redriven for call in calls)
     assert (deleted.deleted, redriven) == (3, calls[0].chosen)
     observed.mended = True
     observed.ended.clear()

@@ -129,7 +129,7 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
 
         assert codes == [-signal.SIGKILL] * (len(PURGES) - 1) + [0]
         # Those that were killed had paused the queue, and not come to resume it, which is the last record.
-        assert all(each.paused for each in found[:-2])
+        assert all(settings.paused for settings in found[:-2])
         assert not found[-1].paused
         await traffic.stop()
         for queue in PURGES:
@@ -139,7 +139,7 @@ async def test_a_purge_that_is_killed_after_any_of_its_records_is_called_again(
         for queue, values in zip(PURGES, came, strict=True):
             assert values[b"later"] == LATER
             assert values.keys() <= traffic.values | {b"later"}, "what waited has come"
-            assert max(values[each] for each in traffic.values) <= 1, "messages sent meanwhile come at most once"
+            assert max(values[value] for value in traffic.values) <= 1, "messages sent meanwhile come at most once"
             # And all that did not come was ended; what was held has been acked.
             acked = 1 + values.total()
             sent = EARLY + 2 * WAITING + traffic.sent[queue] + LATER
@@ -179,17 +179,17 @@ async def test_a_replay_that_is_killed_after_any_of_its_records_is_gone_on_with(
         )
 
         assert codes == [-signal.SIGKILL] * (len(REWINDS) - 1) + [0]
-        assert [each.messages for each in found] == [FINISHED] * len(REWINDS)
+        assert [replay.messages for replay in found] == [FINISHED] * len(REWINDS)
 
         async def copies() -> dict[str, Counter[bytes]]:
             records = await namespace.records(worker.names.messages)
             return {
-                queue: Counter(header(each)[REPLAYED_HEADER] for each in records if _is_copy(each, queue))
+                queue: Counter(header(record)[REPLAYED_HEADER] for record in records if _is_copy(record, queue))
                 for queue in REWINDS
             }
 
-        delivered = await eventually(copies, lambda found: all(each.total() >= FINISHED for each in found.values()))
-        assert all(set(each.values()) == {1} for each in delivered.values()), delivered
+        delivered = await eventually(copies, lambda found: all(counts.total() >= FINISHED for counts in found.values()))
+        assert all(set(counts.values()) == {1} for counts in delivered.values()), delivered
 
 
 async def finish(producer: marq.Producer, queue: str, options: dict[str, Any]) -> None:

@@ -30,7 +30,7 @@ async def test_a_tracker_knows_what_is_in_flight(broker: EmbeddedBroker, tmp_pat
         async with marq.Producer(**options) as producer, marq.Consumer("emails", **options) as consumer:
             await producer.send_many("emails", [b"acked", b"held"])
             messages = await take(consumer, 2)
-            tokens = [message_token.decode(each.token) for each in messages]
+            tokens = [message_token.decode(message.token) for message in messages]
             await messages[0].ack()
             async with questions:
                 with pytest.raises(BrokerUnavailable, match="no tracker answered within 1 s"):
@@ -39,7 +39,7 @@ async def test_a_tracker_knows_what_is_in_flight(broker: EmbeddedBroker, tmp_pat
             await worker.start().ready(2)
 
             async with LeaseLookup(settings, limit_s=LIMIT_S) as questions:
-                asked = await asyncio.gather(*[questions.is_in_flight(each) for each in tokens])
+                asked = await asyncio.gather(*[questions.is_in_flight(token) for token in tokens])
                 assert asked == [False, True]
                 await messages[1].release()
                 await eventually(lambda: questions.is_in_flight(tokens[1]), lambda held: not held)

@@ -64,7 +64,7 @@ async def test_a_blocked_key_is_shown_until_its_first_message_ends(
             assert "blocked_keys" not in await shell.json("queue", "another")
 
             delayed = await shell.json("delayed", queue)
-            assert [each["state"] for each in delayed["messages"]] == ["waiting_in_order"]
+            assert [message["state"] for message in delayed["messages"]] == ["waiting_in_order"]
 
     # The second message was released when its consumer stopped, and blocks nothing.
     counted = await eventually(lambda: worker.queue(queue), lambda found: found.get("in_flight") == 0)

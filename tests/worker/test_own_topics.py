@@ -182,12 +182,12 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
         for consumer in (first, second):
             messages = {message.id: message for message in await take(consumer, 2)}
             await messages[ids[0]].release(600)
-        await eventually(lambda: statuses(0), lambda each: each == ["delayed until its redelivery"] * 2)
-        await eventually(lambda: statuses(1), lambda each: each == ["in flight"] * 2)
+        await eventually(lambda: statuses(0), lambda found: found == ["delayed until its redelivery"] * 2)
+        await eventually(lambda: statuses(1), lambda found: found == ["in flight"] * 2)
 
         assert await act("cancel", ids[0]) == "/?did=cancel&done=1&late=0"
         assert await act("cancel", ids[0]) == "/?did=cancel&done=0&late=1"
-        await eventually(lambda: statuses(0), lambda each: each == ["cancelled", "delayed until its redelivery"])
+        await eventually(lambda: statuses(0), lambda found: found == ["cancelled", "delayed until its redelivery"])
         stories = [[event["kind"] for event in (await story(0, queue=name))["events"]] for name in (queue, other)]
         assert (stories[0][:2], stories[0][-1]) == (["ACQUIRE", "RELEASE"], "ANSWERED")
         assert stories[1] == ["ACQUIRE", "RELEASE"]
@@ -228,4 +228,4 @@ async def test_a_handler_gets_no_records_of_aborted_transactions_and_they_do_not
         await program.stop()
 
     await eventually(lambda: worker.queue("orders"), lambda found: (found.get("acked"), found.get("waiting")) == (2, 0))
-    assert [each["value"] for each in await handlers.noted("orders")] == ["committed"] * 2
+    assert [note["value"] for note in await handlers.noted("orders")] == ["committed"] * 2

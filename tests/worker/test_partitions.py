@@ -68,7 +68,7 @@ async def _assigned(client: AIOKafkaAdminClient, group: str) -> list[int]:
     [response] = await client.describe_consumer_groups([group])
     [(_, _, _, _, _, members, *_)] = response.groups
     assignments = [ConsumerProtocolMemberAssignment.decode(assigned) for *_, assigned in _told(members) if assigned]
-    return sorted(each.partition for assignment in assignments for each in assignment.partitions())
+    return sorted(partition.partition for assignment in assignments for partition in assignment.partitions())
 
 
 def _told(members: list[tuple[object, ...]]) -> list[tuple[object, ...]]:

@@ -71,9 +71,9 @@ async def scrape(worker: Worker) -> dict[str, Metric]:
 
 def sample(found: dict[str, Metric], name: str, **labels: str) -> float | None:
     for family in found.values():
-        for each in family.samples:
-            if each.name == name and each.labels == labels:
-                return each.value
+        for point in family.samples:
+            if point.name == name and point.labels == labels:
+                return point.value
     return None
 
 
@@ -81,8 +81,8 @@ def labels_of(found: dict[str, Metric]) -> dict[str, set[str]]:
     """The labels of each name that can be asked for."""
     labels: dict[str, set[str]] = {}
     for family in found.values():
-        for each in family.samples:
-            labels.setdefault(each.name, set()).update(each.labels)
+        for point in family.samples:
+            labels.setdefault(point.name, set()).update(point.labels)
     return labels
 
 
@@ -90,7 +90,9 @@ def dashboard_expressions() -> Iterator[str]:
     dashboard = json.loads((ROOT / "deploy" / "grafana" / "marq.json").read_text())
     for panel in dashboard["panels"]:
         yield from (target["expr"] for target in panel["targets"])
-    yield from (each["query"]["query"] for each in dashboard["templating"]["list"] if each["type"] == "query")
+    yield from (
+        variable["query"]["query"] for variable in dashboard["templating"]["list"] if variable["type"] == "query"
+    )
 
 
 def alert_expressions() -> Iterator[str]:
@@ -133,10 +135,10 @@ async def test_the_page_on_operations_lists_every_metric(metrics: dict[str, Metr
     page = (ROOT / "docs" / "operations" / "monitoring.md").read_text(encoding="utf-8")
     table = page.partition("\n| metric | labels")[2].partition("\n\n")[0]
     documented = set(re.findall(r"^\| `(marq_\w+)", table, re.MULTILINE))
-    told = {each.name for family in metrics.values() for each in family.samples if each.name.startswith("marq_")}
+    told = {point.name for family in metrics.values() for point in family.samples if point.name.startswith("marq_")}
     # This worker has no SQS endpoint, and so no values of its metrics.
-    empty = [each for each in metrics.values() if each.name.startswith("marq_sqs_") and not each.samples]
-    told |= {f"{each.name}_total" if each.type == "counter" else each.name for each in empty}
+    empty = [metric for metric in metrics.values() if metric.name.startswith("marq_sqs_") and not metric.samples]
+    told |= {f"{metric.name}_total" if metric.type == "counter" else metric.name for metric in empty}
 
     assert documented == {re.sub(r"(?<=seconds)_(bucket|sum|count)$", "", name) for name in told}
 

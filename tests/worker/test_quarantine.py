@@ -38,7 +38,7 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         assert (before["quarantined"], before["alarm"]) == (6, "")
         kept = await eventually(lambda: marq.records(worker.names.quarantine), lambda records: len(records) == 6)
         assert [record.value for record in kept] == [*garbage, b""]
-        origins = [f"{worker.names.markers}/{number}/{each.offset}" for each in bad]
+        origins = [f"{worker.names.markers}/{number}/{record.offset}" for record in bad]
         assert [header(record)["marq-origin"].decode() for record in kept] == origins
         assert all(header(record)["marq-reason"] for record in kept)
 
@@ -97,5 +97,5 @@ async def test_a_partition_that_a_newer_version_stops_goes_on_without_a_restart_
         assert "the request is saved" in later.out
         worker = await new_worker(like=worker).start().ready(2)
         await marq.applied(stop)
-        assert [each["applied"] for each in (await shell.json("quarantine"))["quarantined"]] == [True, True]
-        assert [each.value for each in await marq.records(worker.names.quarantine)][6:] == [NEWER, NEWER + b"!"]
+        assert [order["applied"] for order in (await shell.json("quarantine"))["quarantined"]] == [True, True]
+        assert [record.value for record in await marq.records(worker.names.quarantine)][6:] == [NEWER, NEWER + b"!"]

@@ -42,7 +42,7 @@ async def test_a_redelivery_that_is_too_large_does_not_hold_up_the_others(new_wo
         async def ended() -> tuple[int, int]:
             # Copies of refused transactions come, too.
             again = [number for number, count in attempts.items() if count >= 2]
-            return len(again), sum([each.dead_letters for each in await dead_letters.count("q")])
+            return len(again), sum([count.dead_letters for count in await dead_letters.count("q")])
 
         await eventually(ended, lambda found: found == (COUNT, 1))
         running.cancel()

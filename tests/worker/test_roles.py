@@ -127,7 +127,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     # Only the role web shows pages, with the statistics of all trackers.
     assert (await runner.page("/"))[0] == 0
     assert statistics["complete"]
-    assert {each["url"]: len(each["partitions"]) for each in statistics["workers"]} == {tracker.url: 2, pages.url: 0}
+    assert {row["url"]: len(row["partitions"]) for row in statistics["workers"]} == {tracker.url: 2, pages.url: 0}
     assert (await pages.page("/"))[0] == 200
     for worker in (tracker, runner, pages):
         assert worker.exit_code is None
@@ -150,7 +150,7 @@ async def test_a_tracker_without_the_role_web_redelivers_and_its_statistics_are_
 
     assert len(copies) == 1
     assert not statistics["complete"]
-    [missing] = [each["url"] for each in statistics["workers"] if not each["answered"]]
+    [missing] = [worker["url"] for worker in statistics["workers"] if not worker["answered"]]
     assert missing.startswith("no-web://")
     assert missing in (await pages.page("/"))[1]
     assert (await tracker.page("/"))[0] == 0
@@ -359,7 +359,7 @@ async def test_a_blocked_handler_makes_its_worker_not_live_and_holds_up_no_redel
     await site.handlers.has_noted("blocking", 1)
 
     async def blocked() -> dict[str, float]:
-        return {group: each["blocked_seconds"] for group, each in (await site.worker.handlers()).items()}
+        return {group: process["blocked_seconds"] for group, process in (await site.worker.handlers()).items()}
 
     async with Namespace(broker.bootstrap_servers, site.worker.names) as namespace:
         orphans = await namespace.send_many("orphans", 50)

@@ -39,7 +39,7 @@ async def sent(namespace: Namespace) -> list[tuple[int, bytes | None]]:
 async def until_sent(namespace: Namespace, count: int) -> list[int]:
     """Wait until this many times have come; return all of them."""
     found = await eventually(lambda: sent(namespace), lambda found: len(found) >= count)
-    return [each for each, _ in found]
+    return [moment for moment, _ in found]
 
 
 def without_a_gap(times: Sequence[int]) -> bool:
@@ -69,7 +69,7 @@ async def test_kills_and_takeovers_double_no_time_and_lose_none_of_a_schedule_th
         await eventually(lambda: sent(namespace), lambda found: found[-1][0] >= back_s)
         await last.stop()
 
-        times = [each for each, _ in await sent(namespace)]
+        times = [moment for moment, _ in await sent(namespace)]
         assert without_a_gap(times)
 
 
@@ -92,11 +92,11 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
         async def shown(of: Worker) -> dict[str, dict[str, Any]]:
             status, text = await of.page("/api/schedules")
             found = json.loads(text) if status == 200 else {"complete": False, "schedules": []}
-            return {each["name"]: each for each in found["schedules"]} if found["complete"] else {}
+            return {schedule["name"]: schedule for schedule in found["schedules"]} if found["complete"] else {}
 
-        for each in (worker, other):
+        for owner in (worker, other):
             found = await eventually(
-                lambda each=each: shown(each),  # type: ignore[misc]
+                lambda owner=owner: shown(owner),  # type: ignore[misc]
                 lambda found: all(found.get(name, {}).get("next") for name in (*names, "often")),
             )
             assert sorted(found) == sorted([*names, "never", "often"])
@@ -119,7 +119,7 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     code, output, _ = await faust(worker, "schedules", "--json")
     document = json.loads(output)
     assert (code, document["complete"]) == (0, True)
-    assert {each["name"]: each["value"] for each in document["schedules"]}["s3"] == "s3"
-    assert all(each["next"] for each in document["schedules"] if each["enabled"])
+    assert {schedule["name"]: schedule["value"] for schedule in document["schedules"]}["s3"] == "s3"
+    assert all(schedule["next"] for schedule in document["schedules"] if schedule["enabled"])
     code, output, _ = await faust(worker, "schedules")
     assert (code, "disabled" in output) == (0, True)

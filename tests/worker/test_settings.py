@@ -117,7 +117,7 @@ async def test_namespaces_on_one_cluster_do_not_see_each_other(new_worker: Make,
         assert await mine.durable() != {}
     # Had they a transactional id in common, the one that fires would have taken the other's partitions away.
     for worker in (one, other):
-        assert "waiting" not in {each["state"] for each in (await worker.owned_partitions(1)).values()}
+        assert "waiting" not in {partition["state"] for partition in (await worker.owned_partitions(1)).values()}
     async with admin(servers) as client:
         topics = await client.list_topics()
         groups = {group for group, *_ in await client.list_consumer_groups()}

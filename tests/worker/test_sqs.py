@@ -207,8 +207,8 @@ async def test_the_visibility_timeout_ends_is_changed_and_ended(sqs: Sqs) -> Non
     [fourth] = await sqs.receive("visible")
 
     received = [first, second, third, fourth]
-    assert [each["Attributes"]["ApproximateReceiveCount"] for each in received] == ["1", "2", "3", "4"]
-    assert {each["MessageId"] for each in received} == {str(UUID(first["MessageId"]))}
+    assert [message["Attributes"]["ApproximateReceiveCount"] for message in received] == ["1", "2", "3", "4"]
+    assert {message["MessageId"] for message in received} == {str(UUID(first["MessageId"]))}
     assert first_received_ms(second) == first_received_ms(third) == first_received_ms(fourth)
     # The endpoint acquires a message before it answers.
     assert sent_ms(first) + 1_000 <= first_received_ms(second) <= first_received_ms(first)
@@ -242,8 +242,8 @@ async def test_entries_of_a_batch_fail_one_by_one(sqs: Sqs) -> None:
     deleted = await sqs("delete_message_batch", "batch", Entries=entries)
 
     for answer in (sent, changed, deleted):
-        assert [each["Id"] for each in answer["Successful"]] == ["good"]
-        assert [each["Id"] for each in answer["Failed"]] == ["bad"]
+        assert [entry["Id"] for entry in answer["Successful"]] == ["good"]
+        assert [entry["Id"] for entry in answer["Failed"]] == ["bad"]
     assert deleted["Failed"][0]["Code"] == "ReceiptHandleIsInvalid"
 
 
@@ -257,8 +257,8 @@ async def test_a_batch_may_be_larger_than_the_largest_message(sqs: Sqs) -> None:
     received = await sqs.receive("large", 4)
 
     assert int(attributes["Attributes"]["MaximumMessageSize"]) < sum(map(len, bodies))
-    assert [each["Id"] for each in sent["Successful"]] == [*"abcd"]
-    assert sorted(each["Body"] for each in received) == bodies
+    assert [entry["Id"] for entry in sent["Successful"]] == [*"abcd"]
+    assert sorted(message["Body"] for message in received) == bodies
     await sqs.delete("large", *received)
 
 
@@ -487,7 +487,7 @@ async def test_each_endpoint_finds_the_messages_of_all_and_takes_over_for_a_kill
         await eventually(lambda: answers(other))
         await sqs("create_queue", QueueName="shared", Attributes={"VisibilityTimeout": "5"})
         # Both endpoints are members of the queue's group, but only one is polled.
-        await asyncio.gather(*[each("receive_message", "shared", WaitTimeSeconds=6) for each in (sqs, other)])
+        await asyncio.gather(*[client("receive_message", "shared", WaitTimeSeconds=6) for client in (sqs, other)])
         bodies = {f"{number}" for number in range(40)}
         for body in sorted(bodies):
             await sqs("send_message", "shared", MessageBody=body)

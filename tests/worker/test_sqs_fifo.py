@@ -117,13 +117,15 @@ async def test_duplicates_are_dropped_within_a_group(worker: Worker) -> None:
         await fifo.end(*messages)
     await fifo.nothing_comes()
 
-    of_group = [each for each in received if each["Attributes"]["MessageGroupId"] == "a"]
-    assert [each["Body"] for each in of_group] == ["x", "y", "z"]
-    assert [each["Body"] for each in received if each not in of_group] == ["x"]
-    numbers = [each["Attributes"]["SequenceNumber"] for each in of_group]
+    of_group = [message for message in received if message["Attributes"]["MessageGroupId"] == "a"]
+    assert [message["Body"] for message in of_group] == ["x", "y", "z"]
+    assert [message["Body"] for message in received if message not in of_group] == ["x"]
+    numbers = [message["Attributes"]["SequenceNumber"] for message in of_group]
     assert numbers == [sent[index]["SequenceNumber"] for index in (0, 2, 3)] == sorted(numbers)
-    assert [each["MessageId"] for each in of_group] == [str(UUID(sent[index]["MessageId"])) for index in (0, 2, 3)]
-    ids = [each["Attributes"]["MessageDeduplicationId"] for each in of_group]
+    assert [message["MessageId"] for message in of_group] == [
+        str(UUID(sent[index]["MessageId"])) for index in (0, 2, 3)
+    ]
+    ids = [message["Attributes"]["MessageDeduplicationId"] for message in of_group]
     assert ids == [hashlib.sha256(b"x").hexdigest(), hashlib.sha256(b"y").hexdigest(), "1"]
     counted = await eventually(lambda: worker.queue("once.fifo"), lambda found: found.get("deduplicated") == 2)
     assert counted["acked"] == 4
@@ -135,7 +137,7 @@ async def test_a_batch_keeps_the_order_of_its_entries_and_a_delay_that_of_the_se
     entries = [{"Id": f"{number}", "MessageBody": f"{number}", "MessageGroupId": "a"} for number in range(10)]
     began_s = time.monotonic()
     answer = await fifo("send_message_batch", "batch.fifo", Entries=entries)
-    numbers = {each["Id"]: each["SequenceNumber"] for each in answer["Successful"]}
+    numbers = {entry["Id"]: entry["SequenceNumber"] for entry in answer["Successful"]}
     ascending = [numbers[f"{number}"] for number in range(10)]
     assert ascending == sorted(set(ascending))
     assert list(map(int, ascending)) == sorted(map(int, ascending))
@@ -269,7 +271,7 @@ async def test_outcomes_reach_the_endpoint_that_holds_the_message(worker: Worker
     one, other = Fifo(worker, "two.fifo"), Fifo(second, "two.fifo")
     await one.create(VisibilityTimeout="600")
     # Both are members of the queue's group, and the groups are in partitions of both.
-    await asyncio.gather(*[each("receive_message", "two.fifo", WaitTimeSeconds=5) for each in (one, other)])
+    await asyncio.gather(*[endpoint("receive_message", "two.fifo", WaitTimeSeconds=5) for endpoint in (one, other)])
     groups = [f"g{number}" for number in range(8)]
     for group in groups:
         await one.send(group, f"{group}-1", f"{group}-2", f"{group}-3")

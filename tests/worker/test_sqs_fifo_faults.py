@@ -49,11 +49,11 @@ class History:
 
     def check(self) -> None:
         for group, deliveries in self.received.items():
-            for each in deliveries:
-                for earlier in range(each.number):
+            for delivery in deliveries:
+                for earlier in range(delivery.number):
                     ending_s = self.ending.get((group, earlier))
-                    assert ending_s is not None, f"{group}: {each} came before {earlier} was deleted"
-                    assert ending_s < each.received_s, f"{group}: {each} came before {earlier} was deleted"
+                    assert ending_s is not None, f"{group}: {delivery} came before {earlier} was deleted"
+                    assert ending_s < delivery.received_s, f"{group}: {delivery} came before {earlier} was deleted"
             for former, later in itertools.pairwise(deliveries):
                 if former.number == later.number and (group, former.number, former.attempt) not in self.given_back:
                     assert later.received_s - former.asked_s >= VISIBILITY_S - 0.05, f"{group}: {former}, {later}"
@@ -143,7 +143,7 @@ async def test_groups_keep_their_order_while_an_endpoint_is_stopped_and_killed(
     await eventually(lambda: answers(other))
     await one.create(VisibilityTimeout=str(VISIBILITY_S))
     # Both are members of the queue's group before messages come.
-    await asyncio.gather(*[each("receive_message", "faults.fifo", WaitTimeSeconds=5) for each in (one, other)])
+    await asyncio.gather(*[endpoint("receive_message", "faults.fifo", WaitTimeSeconds=5) for endpoint in (one, other)])
     history = History()
 
     async def send() -> None:
@@ -176,7 +176,7 @@ async def test_groups_keep_their_order_while_an_endpoint_is_stopped_and_killed(
         await eventually(lambda: worker.queue("faults.fifo"), all_acked, limit=LIMIT_S)
         history.over = True
 
-    endpoints = [Fifo(each, "faults.fifo", read_timeout=4) for each in (worker, second)]
+    endpoints = [Fifo(server, "faults.fifo", read_timeout=4) for server in (worker, second)]
     clients = [Client(endpoints, history, seed) for seed in range(CLIENTS)]
     async with asyncio.timeout(LIMIT_S), asyncio.TaskGroup() as tasks:
         tasks.create_task(send())

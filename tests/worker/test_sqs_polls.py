@@ -77,7 +77,7 @@ async def test_each_message_is_received_once_and_each_poll_is_answered(new_worke
         await endpoints[0]("CreateQueue", QueueName="wide", Attributes={"VisibilityTimeout": "600"})
         async with asyncio.timeout(LIMIT_S):
             # Both join the queue's group, so that each has one of its two partitions.
-            await asyncio.gather(*[each("ReceiveMessage", WaitTimeSeconds=10) for each in endpoints])
+            await asyncio.gather(*[endpoint("ReceiveMessage", WaitTimeSeconds=10) for endpoint in endpoints])
             polls = asyncio.gather(*map(poll, range(CONNECTIONS)))
             for batch in range(BATCHES):
                 await send(batch)

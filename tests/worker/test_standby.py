@@ -32,7 +32,9 @@ async def test_a_takeover_reads_only_what_the_local_copy_has_not(
 
         # Neither worker owns a partition while the second one joins.
         workers = (await shared_out(first, standby))["workers"]
-        [taken] = [part["partition"] for each in workers if each["url"] == first.url for part in each["partitions"]]
+        [taken] = [
+            part["partition"] for worker in workers if worker["url"] == first.url for part in worker["partitions"]
+        ]
         await eventually(copied)
         first.kill()
         partitions = await standby.owned_partitions()

@@ -29,8 +29,8 @@ async def late(namespace: Namespace, queues: marq.Queues, queue: str) -> AsyncIt
     for number in range(EARLIER, EARLIER + LATER):
         await namespace.producer.send_and_wait(topic, b"%d" % number, partition=number % 2)
     yield name
-    for each in queue, name:
-        await queues.reset(each)
+    for queue_name in queue, name:
+        await queues.reset(queue_name)
 
 
 async def test_each_queue_is_counted_and_purged_on_its_own(shared_worker: Worker, queue: str, late: str) -> None:
@@ -43,7 +43,7 @@ async def test_each_queue_is_counted_and_purged_on_its_own(shared_worker: Worker
     await waits(late, LATER)
     async with Shell(worker) as shell:
         peeked = await shell.json("peek", late)
-        assert sorted(each["value"] for each in peeked["messages"]) == ["3", "4"]
+        assert sorted(message["value"] for message in peeked["messages"]) == ["3", "4"]
         purged = await shell.json("purge", late, "--yes")
         assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (LATER, 0, 0)
     await waits(late, 0)

@@ -96,11 +96,11 @@ async def test_messages_in_flight_name_the_consumer_that_has_them(namespace: Nam
     async def consumers(queue: str) -> dict[str, str | None]:
         _, page = await worker.page(f"/api/queues/{quote(queue, safe='')}/messages?state=in_flight")
         messages = json.loads(page).get("messages", ())
-        return {each["place"]: (each["consumer"] or {}).get("client_id") for each in messages}
+        return {message["place"]: (message["consumer"] or {}).get("client_id") for message in messages}
 
     async def members() -> set[str]:
         _, page = await worker.page(f"/api/queues/{quote('a/b', safe='')}")
-        return {each["client_id"] for each in json.loads(page)["consumers"] or () if each["partitions"]}
+        return {consumer["client_id"] for consumer in json.loads(page)["consumers"] or () if consumer["partitions"]}
 
     async with (
         marq.Producer(**options) as producer,

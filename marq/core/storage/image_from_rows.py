@@ -16,7 +16,7 @@ from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.clock import LogClock
 from marq.core.storage.deduplication import AcceptedIds
-from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.core.storage.settled_dead_letters import Dispositions
 from marq.wire.markers import Source
 
@@ -38,7 +38,7 @@ class Restoration:
     #: Messages whose leases come from their `s` rows.
     overridden: dict[tuple[str, Source], set[int]] = field(default_factory=dict)
     acquired: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
-    counts: dict[str, Counts] = field(default_factory=dict)
+    counts: dict[str, EventCounts] = field(default_factory=dict)
     settled_dead_letters: Dispositions = field(default_factory=Dispositions)
     accepted_ids: AcceptedIds = field(default_factory=AcceptedIds)
     _changed: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)

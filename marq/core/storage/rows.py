@@ -11,7 +11,7 @@ is the kind:
                                      delayed before
 ``k``     source, number             dead letters of that partition that are settled, as bits: offsets from number times
                                      4,096 on, the lowest first (:mod:`marq.core.storage.settled_dead_letters`)
-``c``     queue                      what has happened in the queue so far (:class:`Counts`)
+``c``     queue                      what has happened in the queue so far (:class:`EventCounts`)
 ``d``     queue, log offset          the deduplication ids that the DELAY at this offset of the markers partition has
                                      accepted, and when they expire (:mod:`marq.core.storage.deduplication`)
 ``r``     queue, source, offset      an open message: its lease and its payload
@@ -115,7 +115,7 @@ class LeaseRow:
 
 
 @dataclass(slots=True)
-class Counts:
+class EventCounts:
     """Events in one queue, counted in messages."""
 
     acquired: int = 0
@@ -139,7 +139,7 @@ class Counts:
     too_large: int = 0
 
 
-_COUNT_FIELDS = tuple(field.name for field in fields(Counts))
+_COUNT_FIELDS = tuple(field.name for field in fields(EventCounts))
 
 
 def _source_bytes(source: Source) -> bytes:
@@ -303,11 +303,11 @@ def decode_marks(row: bytes) -> list[tuple[int, int]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def encode_counts(counts: Counts) -> bytes:
+def encode_counts(counts: EventCounts) -> bytes:
     return pack(f">{len(_COUNT_FIELDS)}Q", *[getattr(counts, name) for name in _COUNT_FIELDS])
 
 
-def decode_counts(row: bytes) -> Counts:
+def decode_counts(row: bytes) -> EventCounts:
     """Return the counts; fields that the writer did not know yet are 0."""
     known = min(len(row), calcsize(f">{len(_COUNT_FIELDS)}Q")) // 8
-    return Counts(*unpack_from(f">{known}Q", row))
+    return EventCounts(*unpack_from(f">{known}Q", row))

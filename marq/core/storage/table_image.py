@@ -17,7 +17,7 @@ from marq.core.storage.deduplication import AcceptedIds
 from marq.core.storage.gauges import Gauge, gauges_of
 from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
-from marq.core.storage.rows import Counts, LeaseRow
+from marq.core.storage.rows import EventCounts, LeaseRow
 from marq.core.storage.settled_dead_letters import Dispositions
 from marq.wire.markers import ANY_QUEUE, Payload, Source, payload_of
 from marq.wire.names import is_scheduled, is_synthetic
@@ -32,7 +32,7 @@ class TableImage:
         self.clock = LogClock()
         #: The offset of the last record folded; a record at or below it must not be folded again.
         self.applied = -1
-        self.counts: dict[str, Counts] = {}
+        self.counts: dict[str, EventCounts] = {}
         #: The offsets of each source that a queue has acquired; under the queue "", those that were delayed.
         self.acquired: dict[tuple[str, Source], AcquiredRanges] = {}
         #: Dead letters that were redriven or deleted.
@@ -82,9 +82,9 @@ class TableImage:
         self._touched_acquired.add(mark)
         return self.acquired.setdefault(mark, AcquiredRanges())
 
-    def _count(self, queue: str) -> Counts:
+    def _count(self, queue: str) -> EventCounts:
         self._touched_counts.add(queue)
-        return self.counts.setdefault(queue, Counts())
+        return self.counts.setdefault(queue, EventCounts())
 
     def _note_schedule(self, source: Source) -> None:
         self.scheduled.add(source)

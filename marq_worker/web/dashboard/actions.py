@@ -72,7 +72,7 @@ class Action:
     @property
     def names(self) -> frozenset[str]:
         """The names of all fields of its form."""
-        return self.hidden | {each.name for each in self.fields}
+        return self.hidden | {form_field.name for form_field in self.fields}
 
 
 _QUEUE, _WORKER, _SCHEDULE = frozenset({"queue"}), frozenset({"worker"}), frozenset({"schedule"})
@@ -181,6 +181,7 @@ ACTIONS: Mapping[str, Action] = {
                 Field("value", "Payload, as text", "textarea", {"rows": "6", "spellcheck": "false"}),
                 Field("headers", "Headers, one per line as name: value", "textarea",
                       {"rows": "2", "spellcheck": "false"}),
+                Field("type", "Type, which chooses the handler in a queue with several (empty: none)"),
                 Field("delay", "Delay, such as 10m or 2h (empty: none)"),
                 Field("ordering_key", "Ordering key (empty: none)"),
             ),
@@ -300,7 +301,7 @@ class AuditedActions:
         """Carry out an action that is not a task, with the values of its form; return the outcome."""
         assert action.run is not None, "the caller checks it"
         # Never log payloads. Empty fields are those that the operator left out.
-        texts = {each.name for each in action.fields if each.kind == "textarea"}
+        texts = {form_field.name for form_field in action.fields if form_field.kind == "textarea"}
         details = {name: value for name, value in form.items() if value and name not in texts}
         with audited(action.name, who, **details) as results:
             results.update(await action.run(self.actor, form, who["who"]) or {})

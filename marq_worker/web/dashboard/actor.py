@@ -114,7 +114,7 @@ class Actor:
         for message_id in ids:
             receipt = Receipt.of(message_id)
             messages = [await self._look(name, receipt.id) for name in self._queues_at(queue, receipt)]
-            releasable = [each for each in messages if each and self._is_releasable(each)]
+            releasable = [message for message in messages if message and self._is_releasable(message)]
             held.append(bool(releasable))
             for message in releasable:
                 # It has the id of its topic's incarnation, which the id of a message has not.

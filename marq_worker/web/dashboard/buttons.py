@@ -121,10 +121,10 @@ class Buttons:
         if not confirmed:
             first = {} if action.preview is None else await in_time(action.preview(self._actions.actor, form))
             return self._ask(request, action, [], back, f"{action.on} {target}", list({**first, **form}.items()))
-        for each in action.fields:
-            if "required" in each.attributes and not form.get(each.name, "").strip():
+        for field in action.fields:
+            if "required" in field.attributes and not form.get(field.name, "").strip():
                 raise ConfigError(
-                    f"{action.name}: {each.label}: it is empty, so nothing was done; go back and fill it in"
+                    f"{action.name}: {field.label}: it is empty, so nothing was done; go back and fill it in"
                 )
         outcome = await self._actions.run(action, form, _who(request))
         if "sent" in outcome:
@@ -199,7 +199,7 @@ class Buttons:
         self, request: web.Request, action: Action, ids: Sequence[str], back: str, what: str,
         fields: Sequence[tuple[str, str]], chosen: int | None = None, *, unknown: UnknownQueue | None = None,
     ) -> web.StreamResponse:  # fmt: skip
-        adjusted = {each.name for each in action.fields}
+        adjusted = {field.name for field in action.fields}
         data = {
             "action": action,
             "question": action.question.format(what, **dict(fields)),

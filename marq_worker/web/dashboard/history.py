@@ -45,7 +45,7 @@ _UNKNOWN = float("nan")
 Statistics = Mapping[str, Mapping[str, float]]
 
 
-class History:
+class MetricsHistory:
     """Samples of all queues together (under the empty name), and of each of the first :data:`MAX_QUEUES`."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ def add_up(answers: Sequence[Mapping[str, Any] | None], now_slot: int) -> dict[s
 class HistorySampler(Service):
     """Takes samples; ``look`` returns the current statistics."""
 
-    def __init__(self, history: History, look: Callable[[], Awaitable[Statistics]]) -> None:
+    def __init__(self, history: MetricsHistory, look: Callable[[], Awaitable[Statistics]]) -> None:
         super().__init__()
         self._history = history
         self._look = look

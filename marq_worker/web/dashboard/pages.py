@@ -81,7 +81,8 @@ class Pages:
         defined = self._namespace.defined()
         documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
         dead, _ = self._namespace.dead_counts()
-        queue_rows = rows_and_alarms.queue_rows(statistics, defined, documents, dead)
+        known = await self._namespace.known(statistics)
+        queue_rows = rows_and_alarms.queue_rows(statistics, defined, documents, dead, known)
         shown = rows_and_alarms.Shown.read(query)
         fitting = shown.of(queue_rows)
         pages = max(1, -(-len(fitting) // rows_and_alarms.PAGE_ROWS))
@@ -323,7 +324,7 @@ def _possible_in(state: str, messages: Sequence[Mapping[str, Any]], *, at_most_o
     if state != "in_flight":
         return _OF_STATE[state]
     states = [message.get("state") for message in messages] or [None]
-    return _OF_STATE[state] if any(can_be_released(each, at_most_once=at_most_once) for each in states) else ()
+    return _OF_STATE[state] if any(can_be_released(name, at_most_once=at_most_once) for name in states) else ()
 
 
 def _possible(now: Mapping[str, Any], *, at_most_once: bool) -> Sequence[str]:

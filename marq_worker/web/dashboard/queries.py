@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -23,6 +23,7 @@ from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker.config.settings import AppSettings
+from marq_worker.queue_states import is_listed
 from marq_worker.web.blocked_keys import blocked_keys, merged_keys
 from marq_worker.web.dashboard.dead_letters import DeadLetterIndex
 from marq_worker.web.dashboard.descriptions import (
@@ -35,7 +36,7 @@ from marq_worker.web.dashboard.descriptions import (
     partitions,
 )
 from marq_worker.web.dashboard.groups import Groups
-from marq_worker.web.dashboard.history import History, add_up, slot_now
+from marq_worker.web.dashboard.history import MetricsHistory, add_up, slot_now
 from marq_worker.web.dashboard.timeline import last_place
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -68,7 +69,7 @@ class DashboardQueries:
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],
-        history: History,
+        history: MetricsHistory,
     ) -> None:
         self._app = app
         self._statistics = statistics
@@ -98,6 +99,20 @@ class DashboardQueries:
 
     def defined(self) -> Sequence[str]:
         return list(self._definitions().names())
+
+    async def known(self, statistics: Mapping[str, Any]) -> Collection[str] | None:
+        """Return the queues with a definition or a consumer group.
+
+        None if these, or how many messages queues have, can't be determined.
+        """
+        if not (statistics["complete"] and statistics["backlog"]["complete"]):
+            return None
+        names = set(self.defined())
+        if all(is_listed(metrics, known=queue in names) for queue, metrics in statistics["queues"].items()):
+            # Without asking the broker, which may be slow or down.
+            return names
+        groups = await self._groups.names()
+        return None if groups is None else names | self._owners(groups)
 
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return the last 15 minutes of a queue, or of all for an empty name."""
@@ -163,7 +178,7 @@ class DashboardQueries:
         found = await Inspector(self._client, definitions).search(
             queue, limit, MAX_SCANNED, search.fitting(redaction), search.order(), SEARCH_LIMIT_S
         )
-        messages = [{**waiting_described(each, settings, redaction), "error": ""} for each in found.messages]
+        messages = [{**waiting_described(message, settings, redaction), "error": ""} for message in found.messages]
         searched = {"records": found.scanned, "waiting": found.waiting, "matching": found.matching}
         return {"complete": found.complete, "messages": messages, "searched": searched}
 
@@ -178,7 +193,7 @@ class DashboardQueries:
             return
         statistics, groups = await asyncio.gather(self.statistics(), self._groups.names())
         names |= statistics["queues"].keys()
-        names |= {name for group in groups or () if (name := self._client.names.owner_of_group(group))}
+        names |= self._owners(groups or ())
         if queue in names or groups is None or not statistics["complete"]:
             return
         if (dead := self._index.counts()) is None:
@@ -285,6 +300,10 @@ class DashboardQueries:
                 "session_timeout": client.session_timeout_ms / 1000,
             },
         }
+
+    def _owners(self, groups: Iterable[str]) -> set[str]:
+        """Return the queues that have a consumer group of their own among these."""
+        return {queue for group in groups if (queue := self._client.names.owner_of_group(group))}
 
     def _group(self, queue: str) -> str:
         return self._definitions().consumer_group(queue, self._client.names)

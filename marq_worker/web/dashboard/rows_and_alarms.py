@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from marq.core.storage.handling_times import quantile_ms
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
-from marq_worker.queue_states import STATES, open_breakers, queue_state
+from marq_worker.queue_states import STATES, is_listed, open_breakers, queue_state
 from marq_worker.readable import span
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
@@ -94,10 +94,12 @@ def queue_rows(
     defined: Iterable[str],
     documents: Mapping[str, Mapping[str, Any]],
     dead: Mapping[str, int] | None = None,
+    known: Container[str] | None = None,
 ) -> list[dict[str, Any]]:
     """Return one row for each queue that has metrics, a definition or dead letters.
 
-    ``dead``: the number of dead letters in their topic; None: use the trackers' counters.
+    ``dead``: the number of dead letters in their topic; None: use the trackers' counters. ``known``: leave out other
+    queues without messages; None: leave out none.
     """
     queues, opened = metrics["queues"], open_breakers(metrics["workers"])
     empty: Mapping[str, float] = empty_metrics()
@@ -112,10 +114,15 @@ def queue_rows(
             removed_handler=queue in removed_handlers, no_consumer=has_no_consumer(row),
         )  # fmt: skip
 
-    return [
+    rows = [
         _row(queue, queues.get(queue, empty), state(queue), documents.get(queue, {}), handled.get(queue, ()))
         | ({} if dead is None else {"dead_letters": dead.get(queue, 0)})
         for queue in sorted({*queues, *defined, *(dead or ())})
+    ]
+    return [
+        row
+        for row in rows
+        if is_listed({**queues.get(row["queue"], empty), **row}, known=known is None or row["queue"] in known)
     ]
 
 
@@ -194,12 +201,12 @@ def alarms(metrics: Mapping[str, Any]) -> list[str]:
         f"The circuit breaker of {queue} is {state}: its handler keeps failing"
         for queue, state in sorted(open_breakers(metrics["workers"]).items())
     ]
-    texts += [f"Group {each.group}: {each.found}." for each in stuck_processes(metrics["workers"])]
+    texts += [f"Group {process.group}: {process.found}." for process in stuck_processes(metrics["workers"])]
     if quiet := quiet_workers(metrics["workers"]):
         texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
     texts += no_consumer_alarms(metrics["queues"])
     texts += removed_alarms(metrics["removed_handlers"])
-    texts += [f"Queue {each['queue']}: {recreated(**each)}." for each in metrics["recreated_topics"][:_NAMED]]
+    texts += [f"Queue {topic['queue']}: {recreated(**topic)}." for topic in metrics["recreated_topics"][:_NAMED]]
     missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"
@@ -269,7 +276,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
     answered = sum(worker["answered"] for worker in metrics["workers"])
     stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
     # Their handlers have a process.
-    handled = frozenset[str]().union(*(each.queues for each in stuck))
+    handled = frozenset[str]().union(*(process.queues for process in stuck))
     unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
     removed_handlers = sorted(metrics["removed_handlers"])
     rows = (
@@ -292,8 +299,9 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
          "Find the client that writes invalid markers: see the quarantine topic"),
         (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
          "Repair the service that the handlers of these queues call"),
-        (not stuck, "handler processes run their event loops", "; ".join(each.found for each in stuck) or "all do",
-         ". ".join({each.advice[:1].upper() + each.advice[1:]: None for each in stuck})),
+        (not stuck, "handler processes run their event loops",
+         "; ".join(process.found for process in stuck) or "all do",
+         ". ".join({process.advice[:1].upper() + process.advice[1:]: None for process in stuck})),
         (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
          "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
         (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",

@@ -33,6 +33,8 @@ class OperatorSender:
             if (delay_s := read_duration(delay)) is None:
                 raise ConfigError(f"delay={delay}: expected a duration such as 90s, 15m, 2h or 7d")
             options["delay"] = delay_s
+        if message_type := form.get("type", "").strip():
+            options["type"] = message_type
         if key := form.get("ordering_key", ""):
             options["ordering_key"] = key
         return await self._send(queue, lines(form.get("value", "")), options)

@@ -50,7 +50,6 @@ from marq.wire.markers import (
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
-from marq_worker.readable import failures
 from marq_worker.web.dashboard.actor import RELEASED_BY_OPERATOR
 from marq_worker.web.message_listing import moment
 
@@ -153,7 +152,7 @@ class Timeline:
             elif event["kind"] in ("RELEASE", "REJECT") and not late:
                 failed, error = failed + event["failed"], event["detail"]
             text = event["text"].replace(_CONSUMER, name or "a consumer")
-            text = text.replace(_WHY_RELEASED, f"it {failures(failed, error)}" if error else "it was released")
+            text = text.replace(_WHY_RELEASED, f"it {_failures(failed, error)}" if error else "it was released")
             text = text.replace(_WHY_REJECTED, f"it was rejected: {error}" if error else "it was rejected")
             events.append(
                 {key: value for key, value in event.items() if key not in ("marker", "failed")}
@@ -168,6 +167,11 @@ class Timeline:
             if event["kind"] in _ENDING:
                 ended.add(event["place"])
         return events
+
+
+def _failures(count: int, error: str) -> str:
+    """Return how often a message failed, and its last error."""
+    return f"failed {count:,} times: {error}" if count > 1 else f"failed: {error}"
 
 
 def _is_next(event: Mapping[str, Any], before: Mapping[str, Any]) -> bool:

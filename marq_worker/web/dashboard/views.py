@@ -24,7 +24,7 @@ from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import ACTIONS, AuditedActions, NotThere
 from marq_worker.web.dashboard.actor import Actor
 from marq_worker.web.dashboard.buttons import Buttons
-from marq_worker.web.dashboard.history import History, HistorySampler
+from marq_worker.web.dashboard.history import HistorySampler, MetricsHistory
 from marq_worker.web.dashboard.pages import Data, Pages
 from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.dashboard.rendering import STATIC, environment
@@ -242,7 +242,7 @@ class Dashboard(Service):
         self._dead_letters = DeadLetters.of(client)
         self._queues = queues
         self._tasks_of_pages = Tasks()
-        history = History()
+        history = MetricsHistory()
         self._namespace = DashboardQueries(app, statistics, settings, client, lambda: queues.definitions, history)
         workers = WorkerCommands(
             worker,

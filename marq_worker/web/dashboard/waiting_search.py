@@ -75,7 +75,7 @@ class WaitingSearch:
 
         def has_header(message: Peeked) -> bool:
             headers = redaction.headers(message.headers, MAX_JSON_BYTES).items()
-            return any(each.casefold() == name and part in (value or "").casefold() for each, value in headers)
+            return any(header.casefold() == name and part in (value or "").casefold() for header, value in headers)
 
         def fits(message: Peeked) -> bool:
             # The cheap ones first.

@@ -37,8 +37,8 @@ def messages(queue: str, state: str) -> str:
 def row(page: Page, *said: str) -> Locator:
     """Return the row of a table that contains all of these texts."""
     found = page.locator("tbody tr")
-    for each in said:
-        found = found.filter(has_text=each)
+    for text in said:
+        found = found.filter(has_text=text)
     return found
 
 

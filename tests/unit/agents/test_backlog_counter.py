@@ -88,7 +88,7 @@ async def test_mistaken_keys_get_no_statistics_each(backlog, monkeypatch) -> Non
 
     found = backlog._backlogs_of(Counter({"one": 1, "two": 2, "three": 3, "four": 4, "defined": 1}), {})
 
-    assert {queue: each.waiting for queue, each in found.items()} == {"three": 3, "four": 4, "defined": 1}
+    assert {queue: count.waiting for queue, count in found.items()} == {"three": 3, "four": 4, "defined": 1}
     assert backlog.metrics()["unknown_queues"] == 3
 
 

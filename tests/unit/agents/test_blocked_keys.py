@@ -54,7 +54,7 @@ async def test_the_key_with_the_most_attempts_comes_first() -> None:
 
     keys = await listed(leases, payloads)
 
-    assert [(each["key"], each["attempt"], each["place"]) for each in keys] == [
+    assert [(row["key"], row["attempt"], row["place"]) for row in keys] == [
         ("\N{REPLACEMENT CHARACTER}b", 3, "marq.messages/1/6"),
         ("a", 2, "marq.messages/1/4"),
         (None, 1, "marq.messages/1/9"),
@@ -74,7 +74,7 @@ async def test_messages_that_wait_for_no_attempt_block_nothing() -> None:
     }
     gauges = gauges_of([list(leases[MESSAGES].values())])
 
-    assert [each["place"] for each in await listed(leases, {})] == ["marq.messages/1/5"]
+    assert [row["place"] for row in await listed(leases, {})] == ["marq.messages/1/5"]
     assert await listed(leases, {}, settings=QueueSettings()) == []
     assert (gauges["orders"].blocked, gauges["orders"].released) == (1, 3)
 
@@ -85,7 +85,7 @@ async def test_in_its_own_topic_the_key_is_the_record_key() -> None:
 
     keys = await listed({OWN: {1: lease(2)}, MESSAGES: {2: lease(1)}}, payloads, settings=settings)
 
-    assert [each["key"] for each in keys] == ["customer", "former"]
+    assert [row["key"] for row in keys] == ["customer", "former"]
 
 
 async def test_a_key_can_be_hidden() -> None:
@@ -93,7 +93,7 @@ async def test_a_key_can_be_hidden() -> None:
 
     keys = await listed({MESSAGES: {1: lease(), 2: lease()}}, {1: payload(ordering_key=b"a")}, redaction=redaction)
 
-    assert [each["key"] for each in keys] == [HIDDEN, None]
+    assert [row["key"] for row in keys] == [HIDDEN, None]
 
 
 def test_keys_of_several_workers_are_merged_and_a_worker_of_an_older_version_has_none() -> None:
@@ -112,7 +112,7 @@ async def test_a_message_that_would_be_a_dead_letter_waits_for_an_operator() -> 
 
     keys = await listed({MESSAGES: {1: stopped, 2: lease(1)}}, {})
 
-    assert [each["waits_for_operator"] for each in keys] == [True, False]
+    assert [row["waits_for_operator"] for row in keys] == [True, False]
 
 
 @pytest.mark.parametrize(

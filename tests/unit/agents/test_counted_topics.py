@@ -129,7 +129,7 @@ async def test_a_topic_that_was_created_again_has_sources_of_its_own(
         ids[OWN] = topic_id
         await sources.learn_topics(consumer)
         await sources.look(consumer, {0: book})
-        [source] = [each for each in sources.by_source if each.log == Source(OWN, 0)]
+        [source] = [candidate for candidate in sources.by_source if candidate.log == Source(OWN, 0)]
         starts.append((source.topic, sources.by_source[source].position, consumer.sought[TopicPartition(OWN, 0)]))
 
     assert starts == [(f"{OWN}@aaaaaaaaaaaa", 7, 7), (f"{OWN}@bbbbbbbbbbbb", 0, 0)]

@@ -24,7 +24,7 @@ def lease(attempt: int = 1, since_ms: int = NOW_MS, text: str = "", state: State
 
 
 def fits(choice: Choice, *leases: LeaseRow) -> list[bool]:
-    return [choice.fits(each, NOW_MS) for each in leases]
+    return [choice.fits(row, NOW_MS) for row in leases]
 
 
 def test_messages_are_chosen_by_their_deliveries_their_age_and_their_error() -> None:
@@ -41,12 +41,12 @@ def test_each_open_message_that_does_not_end_now_is_in_flight_or_delayed() -> No
     in_flight, delayed = (read_choice("emails", {"state": state}) for state in ("in_flight", "delayed"))
     leases = {state: lease(state=state) for state in State}
 
-    assert {state for state, each in leases.items() if in_flight.fits(each, NOW_MS)} == {
+    assert {state for state, row in leases.items() if in_flight.fits(row, NOW_MS)} == {
         State.LEASED,
         State.DISPATCHED,
         State.LEASED_IN_ORDER,
     }
-    assert {state for state, each in leases.items() if delayed.fits(each, NOW_MS)} == {
+    assert {state for state, row in leases.items() if delayed.fits(row, NOW_MS)} == {
         State.DELAYED,
         State.RELEASED,
         State.WAITING_IN_ORDER,

@@ -36,7 +36,7 @@ async def test_no_batch_of_several_records_is_larger_than_the_producers_limit() 
     sends = await batches.send()
 
     assert sends == ["marq.messages"] * len(producer.sent)
-    assert [sum(count for where, count, _ in producer.sent if where == each) for each in (0, 1)] == [100, 100]
+    assert [sum(count for where, count, _ in producer.sent if where == partition) for partition in (0, 1)] == [100, 100]
     assert max(size for _, _, size in producer.sent) <= LIMIT_BYTES
     assert len(producer.sent) == 6
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq_worker.web.partition_statistics import Totals
 
 QUEUE = "emails"
 
 
-def counted(acked: int) -> dict[str, Counts]:
-    return {QUEUE: Counts(acked=acked)}
+def counted(acked: int) -> dict[str, EventCounts]:
+    return {QUEUE: EventCounts(acked=acked)}
 
 
 def test_what_a_partition_brings_with_it_does_not_count() -> None:
@@ -44,6 +44,6 @@ def test_partitions_add_up() -> None:
     totals = Totals()
 
     totals.note(0, {}, counted(2))
-    totals.note(1, {}, {**counted(3), "other": Counts(dead_lettered=1)})
+    totals.note(1, {}, {**counted(3), "other": EventCounts(dead_lettered=1)})
 
-    assert totals.by_queue() == {**counted(5), "other": Counts(dead_lettered=1)}
+    assert totals.by_queue() == {**counted(5), "other": EventCounts(dead_lettered=1)}

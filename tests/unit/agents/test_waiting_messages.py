@@ -76,7 +76,7 @@ def test_offsets_are_those_that_were_added(runs: list[tuple[int, int]], dropped:
     kept = [offset for offset in every if offset >= dropped]
 
     assert (list(offsets), len(offsets)) == (kept, len(kept))
-    assert offsets.between(dropped // 2, dropped + 100) == len([each for each in kept if each < dropped + 100])
+    assert offsets.between(dropped // 2, dropped + 100) == len([offset for offset in kept if offset < dropped + 100])
 
 
 def test_a_run_takes_no_room_and_single_offsets_become_one() -> None:

@@ -17,7 +17,7 @@ from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
 from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
-from marq_worker.check.findings import Finding, Level, exit_code, fine, problem, report, warning
+from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from marq_worker.check.topics import judge_missing, judge_topics
@@ -34,7 +34,7 @@ def worker_settings(*roles: str, backlog: bool = True) -> AppSettings:
     return AppSettings(roles=frozenset(map(Role, roles)), count_waiting=backlog)
 
 
-def levels(findings: list[Finding]) -> list[Level]:
+def levels(findings: list[CheckFinding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
@@ -69,12 +69,12 @@ def test_a_broker_that_speaks_everything_is_fine() -> None:
 
 
 def test_a_broker_that_is_too_old_is_named_with_the_version_that_is_needed() -> None:
-    without_transactions = {key: spoken for key, spoken in ALL.items() if key not in (22, 24, 26)}
+    without_transactions = {key: spoken for key, spoken in ALL.items() if key not in (16, 22, 24, 26)}
 
     [found] = judge_apis({**without_transactions, 0: (0, 2)}, static_member=False)
 
     assert found.level is Level.PROBLEM
-    assert "Produce, InitProducerId, AddPartitionsToTxn, EndTxn" in found.found
+    assert "Produce, ListGroups, InitProducerId, AddPartitionsToTxn, EndTxn" in found.found
     assert found.expected == "Kafka 0.11 or newer"
 
 
@@ -325,7 +325,7 @@ def test_partitions_without_an_owner_are_named() -> None:
     [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
     assert (missing.level, missing.found) == (Level.WARNING, "no worker owns 0, 1, 2, 4")
     # A worker that does not answer may own them.
-    assert not [each for each in judge_pages([Page("http://a")], 5) if "owns" in each.found]
+    assert not [finding for finding in judge_pages([Page("http://a")], 5) if "owns" in finding.found]
 
 
 # --- clock ------------------------------------------------------------------------------------------------------------
@@ -374,7 +374,7 @@ def test_a_worker_that_serves_sqs_may_do_what_its_clients_ask_for() -> None:
 
     lacking = missing(CLIENT, "worker", Use(tracker=False, sqs=True), allowed)
 
-    assert {(each.name, each.operation) for each in lacking} == {
+    assert {(use.name, use.operation) for use in lacking} == {
         (NAMES.queues, "Read"),
         (NAMES.queues, "Write"),
         (NAMES.messages, "Read"),
@@ -390,7 +390,7 @@ def test_a_worker_needs_its_permission_on_every_group_and_a_consumer_on_one() ->
 
     lacking = missing(CLIENT, "worker", use, Allowed(groups=groups))
 
-    assert [(each.name, each.operation) for each in lacking] == [(NAMES.named_group(""), "Read")]
+    assert [(use.name, use.operation) for use in lacking] == [(NAMES.named_group(""), "Read")]
     assert missing(CLIENT, "consumer", use, Allowed(groups=groups)) == []
 
 
@@ -399,7 +399,7 @@ def test_a_service_needs_nothing_on_topics_of_other_queues() -> None:
 
     lacking = missing(CLIENT, "sender", Use(own_topics=["theirs", "ours"]), allowed)
 
-    assert [(each.name, each.operation) for each in lacking] == [("ours", "Write")]
+    assert [(use.name, use.operation) for use in lacking] == [("ours", "Write")]
 
 
 def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None:
@@ -427,7 +427,7 @@ def test_a_tracker_that_places_queues_has_to_see_how_far_groups_have_read() -> N
     handlers = Use.of(definitions, NAMES, worker_settings("handlers", backlog=False))
 
     lacking = missing(CLIENT, "worker", tracker, denied)
-    assert [(each.name, each.operation) for each in lacking] == [(NAMES.messages, "Read")]
+    assert [(use.name, use.operation) for use in lacking] == [(NAMES.messages, "Read")]
     assert missing(CLIENT, "worker", handlers, denied) == []
 
 
@@ -440,7 +440,7 @@ def test_a_tracker_that_counts_what_waits_has_to_read_messages() -> None:
     counts_not = Use.of(definitions, NAMES, worker_settings("tracker", backlog=False))
 
     lacking = missing(CLIENT, "worker", counts, denied)
-    assert [(each.name, each.operation) for each in lacking] == [
+    assert [(use.name, use.operation) for use in lacking] == [
         ("orders", "Read"),
         (NAMES.backlog, "Read"),
     ]

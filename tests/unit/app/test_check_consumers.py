@@ -29,7 +29,7 @@ from marq_worker.check.consumers import (
     with_large_messages,
 )
 from marq_worker.check.examination import MAX_GROUPS, Examination
-from marq_worker.check.findings import Finding, Level
+from marq_worker.check.findings import CheckFinding, Level
 from marq_worker.check.permissions import WORKER
 from marq_worker.check.trackers import STALLED_S, Page, judge_pages
 from marq_worker.config.settings import AppSettings
@@ -47,7 +47,7 @@ def definitions(**queues: Mapping[str, Any]) -> Definitions:
     return found
 
 
-def judged(*readers: ReadingGroup, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[Finding]:
+def judged(*readers: ReadingGroup, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[CheckFinding]:
     """``waits``: this many messages of emails, None: not known."""
     return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
 
@@ -169,7 +169,7 @@ def test_messages_that_are_kept_for_less_than_a_queue_has_them_wait() -> None:
 
 
 def test_a_markers_partition_has_stalled_only_when_its_worker_has_read_nothing_of_it_for_a_while() -> None:
-    def judge(stalled_s: float) -> list[Finding]:
+    def judge(stalled_s: float) -> list[CheckFinding]:
         part = {
             "partition": 3,
             "alarm": "",

@@ -32,7 +32,7 @@ def test_an_option_with_one_value_that_is_given_twice_is_refused_by_every_comman
     ]
     assert {"--from", "--since", "--limit", "--at", "--timeout"} <= {option.opts[0] for _, option in single}
     for parser, option in single:
-        arguments = ["x" for each in parser.params if isinstance(each, click.Argument)]
+        arguments = ["x" for parameter in parser.params if isinstance(parameter, click.Argument)]
         name = option.opts[0]
 
         with pytest.raises(click.UsageError, match=f"{name} was given 2 times"):

@@ -46,7 +46,7 @@ from marq_worker.web.dashboard.actor import RELEASED_BY_OPERATOR, Actor, DeadLet
 from marq_worker.web.dashboard.buttons import inside, see
 from marq_worker.web.dashboard.descriptions import markers_partitions, partitions
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
-from marq_worker.web.dashboard.history import SAMPLES, History
+from marq_worker.web.dashboard.history import SAMPLES, MetricsHistory
 from marq_worker.web.dashboard.queries import public
 from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
@@ -65,7 +65,7 @@ def sample(in_flight: float) -> dict[str, dict[str, float]]:
 
 
 def test_samples_of_workers_are_added_up_by_their_time() -> None:
-    ours, theirs = History(), History()
+    ours, theirs = MetricsHistory(), MetricsHistory()
     ours.add(1_000, sample(3))
     ours.add(1_001, sample(4))
     # Whose clock is a sample behind.
@@ -79,7 +79,7 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
 
 
 def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> None:
-    kept = History()
+    kept = MetricsHistory()
     kept.add(1_000, sample(3))
     kept.add(1_000 + SAMPLES, {})
 
@@ -89,7 +89,7 @@ def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> No
 
 
 def test_waiting_messages_have_a_history_where_they_are_counted_and_none_elsewhere() -> None:
-    counting, other = History(), History()
+    counting, other = MetricsHistory(), MetricsHistory()
     counting.add(1_000, {"emails": empty_metrics() | {"waiting": 5}, "webhooks": empty_metrics()})
     other.add(1_000, {"emails": empty_metrics() | {"in_flight": 1}})
 
@@ -103,7 +103,7 @@ def test_waiting_messages_have_a_history_where_they_are_counted_and_none_elsewhe
 
 
 def test_queues_that_do_nothing_take_no_memory() -> None:
-    kept = History()
+    kept = MetricsHistory()
     kept.add(1_000, {f"queue-{number}": empty_metrics() for number in range(100)})
 
     assert list(kept._rings) == [""]
@@ -171,13 +171,13 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     metrics = found(counted=True, one=WAITS, **many)
 
     alarms = rows_and_alarms.alarms(metrics)
-    [check] = [each for each in rows_and_alarms.checks(metrics, []) if "consumers" in each["what"]]
+    [check] = [check for check in rows_and_alarms.checks(metrics, []) if "consumers" in check["what"]]
 
     assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
     assert len(alarms) == 11
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
-    [check] = [each for each in rows_and_alarms.checks(found(one=WAITS), []) if "consumers" in each["what"]]
+    [check] = [check for check in rows_and_alarms.checks(found(one=WAITS), []) if "consumers" in check["what"]]
     assert (check["ok"], check["found"]) == (True, "all have")
 
 
@@ -190,7 +190,7 @@ def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_
 
     alarm, *_ = rows_and_alarms.alarms(metrics)
     wrong, right = (
-        next(each for each in rows_and_alarms.checks(told, []) if "event loops" in each["what"])
+        next(check for check in rows_and_alarms.checks(told, []) if "event loops" in check["what"])
         for told in (metrics, healthy)
     )
 
@@ -208,7 +208,7 @@ def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped
     silent = {"url": "http://b", "answered": False, "partitions": []}
     metrics = found(counted=True, emails=NOBODY) | {"workers": [worker, silent]}
 
-    checks = {each["what"]: each for each in rows_and_alarms.checks(metrics, [])}
+    checks = {check["what"]: check for check in rows_and_alarms.checks(metrics, [])}
 
     stopped = checks["handler processes run their event loops"]
     assert (stopped["ok"], stopped["advice"].startswith("Resume it on that machine with kill -CONT 7")) == (False, True)
@@ -225,13 +225,13 @@ def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     quiet, others = found(emails={}) | {"workers": workers}, found(emails={}) | {"workers": workers[1:]}
 
     checks = [
-        next(each for each in rows_and_alarms.checks(metrics, []) if "quiet" in each["what"])
+        next(check for check in rows_and_alarms.checks(metrics, []) if "quiet" in check["what"])
         for metrics in (quiet, others)
     ]
 
     assert rows_and_alarms.alarms(quiet) == ["Quiet workers, which take no more messages: http://a."]
     assert rows_and_alarms.alarms(others) == []
-    assert [(each["ok"], each["found"]) for each in checks] == [
+    assert [(check["ok"], check["found"]) for check in checks] == [
         (False, "http://a"),
         (True, "none"),
     ]
@@ -252,7 +252,7 @@ def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_heal
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 
     [alarm] = rows_and_alarms.alarms(metrics)
-    [check] = [each for each in rows_and_alarms.checks(metrics, []) if "published handlers" in each["what"]]
+    [check] = [check for check in rows_and_alarms.checks(metrics, []) if "published handlers" in check["what"]]
 
     assert alarm == (
         "Queue emails: no worker has run its handler mail.work:send for 7 min. Start a worker with the module mail.work"
@@ -260,13 +260,13 @@ def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_heal
         " `marq queue emails --forget`."
     )
     assert (check["ok"], check["found"]) == (False, "emails")
-    [check] = [each for each in rows_and_alarms.checks(found(emails={}), []) if "published handlers" in each["what"]]
+    [check] = [check for check in rows_and_alarms.checks(found(emails={}), []) if "published handlers" in check["what"]]
     assert (check["ok"], check["found"]) == (True, "all do")
 
 
 def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None:
     one, two = NOBODY, NOBODY | {"waiting": 2, "no_consumer_seconds": 0.0, "idle_seconds": 4.0}
-    answers = [{"queues": {"emails": empty_metrics() | each}} for each in (one, two, {})]
+    answers = [{"queues": {"emails": empty_metrics() | metrics}} for metrics in (one, two, {})]
 
     added = add_up(answers)["emails"]
 

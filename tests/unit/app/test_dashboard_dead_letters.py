@@ -58,7 +58,7 @@ async def test_what_died_and_what_was_settled_since_the_last_look_is_seen() -> N
         kinds = await index.kinds(None, {})
         assert [(kind.group.reason, kind.dead_letters) for kind in kinds] == [("no customer N", 3), ("too late", 1)]
         found = await index.newest("emails", {"kind": "no customer N"}, 2)
-        assert [each.reason for each in found] == ["no customer 4", "no customer 3"]
+        assert [letter.reason for letter in found] == ["no customer 4", "no customer 3"]
         assert index.counts() == {"emails": 4}
         assert index.read_at is not None
 
@@ -85,7 +85,7 @@ async def test_dead_letters_and_kinds_come_newest_first_whatever_filters_them(
         found = await index.newest(queue, filters, 10)
         kinds = await index.kinds(queue, filters)
 
-        assert [each.reason for each in found] == reasons
+        assert [letter.reason for letter in found] == reasons
         assert [sample and sample["reason"] for sample in await index.samples(kinds)] == [
             reason for reason in reasons if reason != "no customer 1"
         ]

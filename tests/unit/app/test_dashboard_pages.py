@@ -146,6 +146,22 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
     assert health.count('class="state wrong"') == 2
 
 
+async def test_the_overview_leaves_out_unknown_queues_without_messages(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The first one has no messages.
+    namespace.queues = ["typo", "emails"]
+    monkeypatch.setattr(namespace, "defined", list)
+    listed = []
+
+    for known in (None, {"emails"}):
+        monkeypatch.setattr(namespace, "known", AsyncMock(return_value=known))
+        overview = await (await client.get("/api/overview")).json()
+        listed.append([row["queue"] for row in overview["rows"]])
+
+    assert listed == [["emails", "invoices", "typo"], ["emails", "invoices"]]
+
+
 async def test_the_page_of_a_queue_says_that_its_handler_may_have_been_removed(
     client: Client, namespace: Filtered
 ) -> None:
@@ -170,7 +186,7 @@ async def test_the_page_of_a_queue_with_ordering_lists_its_blocked_keys(client: 
     assert ordered.count('action="/actions/deliver-now"') == ordered.count('action="/actions/cancel"') == 3
     assert ordered.count("<td>by an operator</td>") == 1
     told = await (await client.get("/api/queues/invoices")).json()
-    assert [each["key"] for each in told["blocked_keys"]] == ["customer-42", "<b>customer</b>", None]
+    assert [row["key"] for row in told["blocked_keys"]] == ["customer-42", "<b>customer</b>", None]
 
 
 @pytest.mark.parametrize("state", ["leased_in_order", "dispatched"])
@@ -197,7 +213,7 @@ async def test_who_may_only_look_finds_no_buttons(client: Client, namespace: Fil
 
     async with TestClient(TestServer(site(namespace, actor, middlewares=[identify]))) as viewer:
         for name in ("in flight", "dead", "kinds", "message"):
-            seen, possible = [await (await each.get(PAGES[name])).text() for each in (viewer, client)]
+            seen, possible = [await (await visitor.get(PAGES[name])).text() for visitor in (viewer, client)]
 
             assert ("/actions/" in seen, "/actions/" in possible) == (False, True), name
 
@@ -248,7 +264,7 @@ async def test_a_message_is_found_by_its_id_behind_those_that_are_listed(
 
     answer = await client.get(f"/api/queues/{queue}/messages?{urlencode({'state': state, 'id': wanted})}")
 
-    assert [each["id"] for each in (await answer.json())["messages"]] == [wanted] * found
+    assert [message["id"] for message in (await answer.json())["messages"]] == [wanted] * found
 
 
 async def test_waiting_messages_are_searched_and_the_page_says_what_was_searched(
@@ -456,7 +472,7 @@ async def test_the_page_of_workers_says_which_are_quiet_and_offers_what_is_possi
     for namespace.quiet in (set(), {URLS[0]}):
         page = await (await client.get("/workers")).text()
         # The other worker runs no handlers.
-        seen.append([page.count(each) for each in ('state wrong">quiet', "/actions/quiet", "/actions/unquiet")])
+        seen.append([page.count(text) for text in ('state wrong">quiet', "/actions/quiet", "/actions/unquiet")])
 
     assert seen == [[0, 1, 0], [2, 0, 1]]
 
@@ -620,7 +636,7 @@ KIND, IDS = ("kind", "ValueError: no customer N"), [("id", f"marq.messages/1/{nu
             IDS,
             "2 dead letters of queue invoices, that were selected",
             None,
-            {"id": [each for _, each in IDS]},
+            {"id": [message_id for _, message_id in IDS]},
         ),
         (
             "redrive",
@@ -905,7 +921,10 @@ async def test_a_dead_letter_shows_the_traceback_of_its_last_attempt(
 async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client, namespace: Filtered) -> None:
     namespace.story = (*namespace.story, DEAD_LETTERED)
 
-    assert "failed 5 times: ValueError: no customer" in await (await client.get("/message?id=marq.messages/1/3")).text()
+    assert (
+        "given up after 5 attempts, last error: ValueError: no customer"
+        in await (await client.get("/message?id=marq.messages/1/3")).text()
+    )
 
 
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
@@ -961,8 +980,8 @@ async def test_messages_in_flight_name_their_consumer_or_say_that_it_is_unknown(
 def test_the_consumer_of_a_message_is_the_member_that_names_its_holder() -> None:
     holders = ConsumerProtocolMemberMetadata(0, ["t"], encoded({}, [7, 8])).encode()
     members = [
-        _member(*each).document()
-        for each in (
+        _member(*facts).document()
+        for facts in (
             ("older-1", None, "older", "/10.0.0.1", ConsumerProtocolMemberMetadata(0, ["t"], b"").encode(), b""),
             ("billing-2", None, "billing", "/10.0.0.2", holders, b""),
             ("broken-3", None, "broken", "/10.0.0.3", b"\x00", b"\x00"),

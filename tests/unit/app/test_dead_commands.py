@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
+import marq
 from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import DeadLetterFilter
 from marq.dead_letters.log import Stored
 from marq.dead_letters.snapshots import Snapshot
 from marq.settings.client import ClientSettings
+from marq.testing import Broker
 from marq.wire.errors import ConfigError
 from marq_worker.commands.dead import _show_letters, ask_and_act, described, read_filters, said
 
@@ -189,14 +191,33 @@ def test_a_dead_letter_is_listed_with_its_error_first_and_whole(
     _show_letters("billing", [letter], 20, as_json=False, traceback=False)
 
     assert capsys.readouterr().out.splitlines() == [
-        "failed 3 times: ValueError: cannot bill",
-        "order 2, because its customer has no",
-        "address",
+        "given up after 3 attempts, last error:",
+        "ValueError: cannot bill order 2, because",
+        "its customer has no address",
         "  marq.messages/0/7  2023-11-14 22:14:20 UTC  attempts: 3  bytes: 12",
         '  {"order": 2}',
         "",
         "--traceback shows where each of them failed last",
     ]
+
+
+async def test_a_dead_letter_does_not_say_that_each_attempt_failed_with_its_last_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async def bill(message: marq.Message) -> None:
+        if message.attempt == 1:
+            raise ValueError("cannot bill")
+        raise marq.Retry
+
+    async with Broker(queues={"billing": {"max_attempts": 3}}) as broker, broker.producer() as producer:
+        await producer.send("billing", b"7")
+        await broker.run(marq.handler("billing")(bill))
+        async with marq.DeadLetters(bootstrap_servers=broker.address) as dead_letters:
+            letters = [letter async for letter in dead_letters.peek("billing")]
+
+    _show_letters("billing", letters, 20, as_json=False, traceback=False)
+
+    assert capsys.readouterr().out.startswith("given up after 3 attempts, last error: ValueError: cannot bill\n")
 
 
 def test_a_dead_letter_is_listed_with_its_traceback_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

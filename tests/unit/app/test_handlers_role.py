@@ -57,7 +57,7 @@ def test_a_module_that_can_not_be_imported_is_named() -> None:
 
 def test_what_is_said_of_decorated_handlers_is_said_once(make_module: Callable[..., ModuleType]) -> None:
     make_module()
-    said = {queue: each.document for queue, each in load_modules(("mail_of_the_test",)).items()}
+    said = {queue: queue_handlers.document for queue, queue_handlers in load_modules(("mail_of_the_test",)).items()}
     document = {"handler": "mail_of_the_test:send", "concurrency": 3}
 
     confirmed = {b"confirmed:emails": {}}
@@ -204,11 +204,13 @@ def test_values_of_schedules_that_no_handler_can_decode_are_refused_at_the_start
 ) -> None:
     make_module(TYPED)
     handlers = load_modules(("mail_of_the_test",))
-    documents = {queue: each.document for queue, each in handlers.items()}
+    documents = {queue: queue_handlers.document for queue, queue_handlers in handlers.items()}
     definitions = Definitions().after(publication(Definitions(), documents, ["mail_of_the_test"]))
     definitions.fold(b"schedule-file:s", {"cron": "@daily", **schedule})
     own = {"bills": "mail_of_the_test:bill"}
-    groups = handler_groups(definitions, own, types={queue: each.types for queue, each in handlers.items()})
+    groups = handler_groups(
+        definitions, own, types={queue: queue_handlers.types for queue, queue_handlers in handlers.items()}
+    )
 
     if said is None:
         check(definitions, groups, own)
@@ -233,7 +235,7 @@ def test_check_finds_what_would_keep_a_worker_from_starting(make_module: Callabl
         "PROBLEM",
         True,
     )
-    assert [each.level for each in judge_handlers(Definitions(), listed, modules)] == ["OK"]
+    assert [finding.level for finding in judge_handlers(Definitions(), listed, modules)] == ["OK"]
     [warning] = judge_handlers(Definitions(), unlisted, ())
     assert (warning.level, "have no effect: concurrency" in warning.found) == ("WARNING", True)
 

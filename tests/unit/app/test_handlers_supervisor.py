@@ -338,7 +338,7 @@ async def test_a_silent_process_is_logged_once_with_the_reason(
     [warning] = [record.getMessage() for record in caplog.records]
     assert warning.startswith("group mail: its handler process 4711 has been silent for 4 s")
     assert reason in warning
-    assert [each["stopped"] for each in metrics] == [stopped]
+    assert [process["stopped"] for process in metrics] == [stopped]
 
 
 def test_a_process_has_the_workers_log_level_and_no_web_server() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq_worker.progress import Lateness
 from marq_worker.sqs.errors import SqsError
 from marq_worker.web.metrics import Exposition, WorkerMetrics
@@ -32,7 +32,7 @@ def test_queues_are_told_of_by_their_names() -> None:
     queues = {'a "b"\\c': {**empty_metrics(), "in_flight": 3, "waiting_for_delivery": 2, "blocked_keys": 4,
                           "oldest_lease_seconds": 1.5}}  # fmt: skip
     snapshot = WorkerMetrics(
-        ["tracker"], True, queues=queues, totals={"emails": Counts(acquired=5, acked=4, dead_lettered=1)}
+        ["tracker"], True, queues=queues, totals={"emails": EventCounts(acquired=5, acked=4, dead_lettered=1)}
     )
 
     found = written(snapshot)

@@ -34,8 +34,8 @@ def of(
 def after(*files: QueuesFile) -> Definitions:
     """Return the definitions after workers with these files have started, one after the other."""
     definitions = Definitions()
-    for each in files:
-        definitions = definitions.after(differences(definitions, each))
+    for published in files:
+        definitions = definitions.after(differences(definitions, published))
     return definitions
 
 
@@ -156,7 +156,7 @@ def test_a_schedule_and_defaults_of_another_project_are_refused_too() -> None:
 
 def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
     def found(known: Definitions, mine: QueuesFile) -> list[tuple[Level, str]]:
-        return [(each.level, each.found) for each in judge_file(known, Names(), mine, published_by=1)]
+        return [(finding.level, finding.found) for finding in judge_file(known, Names(), mine, published_by=1)]
 
     [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
     assert (level, "file:b (removed)" in text) == (Level.WARNING, True)
@@ -165,7 +165,7 @@ def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
     [(level, text)] = found(after(file(a={})), file())
     assert (level, text) == (
         Level.WARNING,
-        "does not define file:a, which no start removes, because they name no project",
+        "does not define queue a, which no start removes, because they name no project",
     )
     # then: a directory without a file has nothing to say
     assert found(after(file(a={})), QueuesFile(Path("marq.toml"), {}, {}, present=False)) == []
@@ -202,9 +202,24 @@ async def test_what_a_project_removes_and_what_one_without_a_name_may_have_repla
 
     unnamed = "queues.toml names no project, so Marq can't tell which definitions are its own: it"
     assert [(record.levelname, record.message.partition(". Set")[0]) for record in caplog.records] == [
-        ("WARNING", "project shop removed definitions that marq.toml no longer has: file:b"),
-        ("WARNING", f"{unnamed} replaced file:c"),
-        ("WARNING", f"{unnamed} left file:c as they are"),
+        ("WARNING", "project shop removed definitions that marq.toml no longer has: queue b"),
+        ("WARNING", f"{unnamed} replaced queue c"),
+        ("WARNING", f"{unnamed} left queue c as they are"),
+    ]
+
+
+async def test_a_start_logs_what_it_publishes_and_not_what_it_removes_as_published(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "marq")
+    schedule = {"queue": "a", "cron": "@daily", "value": "x"}
+    async with Broker() as broker:
+        await publish(broker.queues, Names(), of("shop", {"lease": 3}, {"hi": schedule}, a={}))
+        await publish(broker.queues, Names(), of("shop", {"lease": 3}, a={}))
+
+    assert [record.message for record in caplog.records if record.name.startswith("marq")] == [
+        "marq.toml published: [defaults], queue a, schedule hi, [defaults] of project shop",
+        "project shop removed definitions that marq.toml no longer has: schedule hi",
     ]
 
 

@@ -133,7 +133,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     shown = queue_document("emails", definitions, Names())
 
     assert (shown["defined"], shown["group"], shown["consumer_group"]) == (True, "background", "marq.group.background")
-    assert {key: each["from"] for key, each in shown["settings"].items()} == {
+    assert {key: setting["from"] for key, setting in shown["settings"].items()} == {
         "lease": "defaults",
         "max_lease": "default",
         "max_attempts": "default",
@@ -225,7 +225,7 @@ def test_queues_that_were_paused_before_an_error_are_named(monkeypatch: pytest.M
 
     assert (ended.exit_code, ended.stderr) == (1, "marq: the broker is gone\n")
     if as_json:
-        named = [each["queue"] for each in json.loads(ended.stdout)]
+        named = [row["queue"] for row in json.loads(ended.stdout)]
     else:
         named = [line.split()[1].rstrip(":") for line in ended.stdout.splitlines()]
     assert named == ["a", "b"]

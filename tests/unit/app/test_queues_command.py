@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
 from marq.kafka.inspector import Waiting
+from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, layer_key
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
 from marq_worker.commands.open_messages import OpenReport
 from marq_worker.commands.queues import _state, described
 from marq_worker.commands.terminal import Alarm
+from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.dashboard.rows_and_alarms import queue_rows
 from marq_worker.web.partition_statistics import empty_metrics
 
@@ -84,11 +87,41 @@ def test_the_command_and_the_dashboard_say_the_same_state(
     ],
     ids=["empty", "with a consumer", "in flight", "delayed", "dead letters", "not all workers answered"],
 )
-def test_an_unknown_queue_is_listed_only_while_it_has_messages(
+async def test_an_unknown_queue_is_listed_only_while_it_has_messages_by_the_command_and_on_the_dashboard(
     metrics: dict[str, Any], dead: dict[str, int], consumed: list[str], complete: bool, listed: bool
 ) -> None:
     told = OpenReport({"typo": metrics}, complete=complete)
+    statistics = {
+        "complete": complete,
+        "queues": {"typo": {**empty_metrics(), "waiting": 0, **metrics}},
+        "workers": [],
+        "backlog": {"counted": True, "complete": True},
+    }
+    client = ClientSettings.read("kafka:9092", {}, owner="test")
+    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: definitions("emails"), Mock())
+    namespace._groups.names = AsyncMock(return_value=[client.names.group(queue) for queue in consumed])  # type: ignore[method-assign]
 
     document = described(definitions("emails"), told, Waiting(), dead, ["emails", "typo"], (), consumed)
+    known = await namespace.known(statistics)
+    rows = queue_rows(statistics, ["emails"], {}, dead, known)
 
-    assert [row["queue"] for row in document["queues"]] == ["emails", *(["typo"] if listed else [])]
+    expected = ["emails", *(["typo"] if listed else [])]
+    assert [row["queue"] for row in document["queues"]] == expected
+    assert [row["queue"] for row in rows] == expected
+
+
+@pytest.mark.parametrize("broker_answers", [True, False])
+async def test_the_dashboard_lists_all_queues_while_it_does_not_know_which_are_unknown(broker_answers: bool) -> None:
+    statistics = {
+        "complete": True,
+        "queues": {"typo": {**empty_metrics(), "waiting": 0}},
+        "workers": [],
+        "backlog": {"counted": broker_answers, "complete": not broker_answers},
+    }
+    client = ClientSettings.read("kafka:9092", {}, owner="test")
+    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: definitions("emails"), Mock())
+    namespace._groups.names = AsyncMock(return_value=[] if broker_answers else None)  # type: ignore[method-assign]
+
+    rows = queue_rows(statistics, ["emails"], {}, {}, await namespace.known(statistics))
+
+    assert [row["queue"] for row in rows] == ["emails", "typo"]

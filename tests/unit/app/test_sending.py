@@ -68,6 +68,15 @@ async def test_a_message_is_sent_with_what_the_form_says(stage: Stage) -> None:
     assert await stage.ordering_keys("orders") == [b"k"]
 
 
+async def test_a_message_is_sent_with_the_type_that_chooses_its_handler(stage: Stage) -> None:
+    for message_type in ("", " welcome "):
+        await stage.sender.send("emails", {"value": "Ann", "type": message_type})
+
+    async with stage.broker.consumer("emails") as consumer:
+        messages = await consumer.receive(10, wait=60)
+    assert sorted(str(message.type) for message in messages) == ["None", "welcome"]
+
+
 @pytest.mark.parametrize(
     ("form", "said"),
     [({"delay": "soon"}, "delay=soon"), ({"headers": "tenant"}, "expected `name: value`"),

@@ -99,7 +99,7 @@ def test_a_broker_that_goes_away_before_the_last_question_is_no_reason() -> None
 def test_a_recovery_that_gets_on_may_take_as_long_as_it_likes() -> None:
     recovering = [ProgressReport((0, records), None, "it is recovering, and no owner") for records in range(100)]
 
-    assert Watched().lives(3600, *[each for each in recovering for _ in range(int(LIMIT_S) - 1)]) == ""
+    assert Watched().lives(3600, *[report for report in recovering for _ in range(int(LIMIT_S) - 1)]) == ""
 
 
 def test_progress_after_the_last_question_counts_too() -> None:

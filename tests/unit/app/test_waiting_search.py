@@ -71,7 +71,7 @@ def test_messages_are_sorted_and_those_that_have_waited_longest_come_first_among
 ) -> None:
     messages = [message(0, b"xx", 1), message(1, b"xx", 2), message(2, None, 3)]
 
-    assert [each.row.offset for each in sorted(messages, key=WaitingSearch.read(query).order())] == offsets
+    assert [peeked.row.offset for peeked in sorted(messages, key=WaitingSearch.read(query).order())] == offsets
 
 
 def test_an_address_has_what_is_not_the_default() -> None:

@@ -64,9 +64,9 @@ async def test_connections_beyond_the_limit_are_closed_until_others_end(
     async with server(Connections(**limits)) as port:
         opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
 
-        answers = [await answer(*each) for each in opened]
+        answers = [await answer(*connection) for connection in opened]
 
-        assert [bool(each) for each in answers] == [True] * 3 + [False] * 3
+        assert [bool(text) for text in answers] == [True] * 3 + [False] * 3
         assert logged() == ["connections are refused: open=3 address=127.0.0.1"]
         for _, writer in opened:
             await closed(writer)

@@ -167,7 +167,7 @@ async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, m
     client = await start()
     assert (await client.get("/", headers=OPERATOR)).status == 200
 
-    statuses = [(await client.get("/", headers=login("alice", f"guess {each}"))).status for each in range(12)]
+    statuses = [(await client.get("/", headers=login("alice", f"guess {number}"))).status for number in range(12)]
 
     assert statuses == [401] * 10 + [429] * 2
     assert (await client.get("/", headers=OPERATOR)).status == 200

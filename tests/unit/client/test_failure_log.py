@@ -70,6 +70,26 @@ async def test_a_line_says_what_happens_next(make_rig, caplog, document, attempt
     assert record.levelname == level
 
 
+@pytest.mark.parametrize(
+    ("retry", "text"),
+    [
+        (marq.Retry(), "Retry: after the queue's backoff"),
+        (marq.Retry(delay=60), "Retry: after 60 s"),
+    ],
+)
+async def test_the_last_retry_says_when_its_handler_wanted_the_message(make_rig, caplog, retry, text) -> None:
+    rig = make_rig()
+    attempts(rig, 5)
+
+    async def handle_later(message: Message) -> None:
+        raise retry
+
+    await handled(rig, handle_later)
+
+    [record] = records(caplog)
+    assert record.getMessage() == f"queue q: attempt 5 of 5 ended with Retry, now a dead letter: {text} (t/0/0)"
+
+
 async def test_a_message_that_its_program_rejects_is_logged(make_rig, caplog) -> None:
     rig = make_rig()
     rig.add(1)

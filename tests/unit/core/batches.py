@@ -191,7 +191,9 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     head = (*_head, st.just(offsets))
     start, payloads = st.none() | st.integers(0, offsets[0]), _column(_payloads, offsets)
     times, texts = _column(st.integers(0, 2**63 - 1), offsets), _column(_texts, offsets)
-    outcomes, causes = (_column(st.sampled_from([*each]).map(int), offsets) for each in (RequestOutcome, Cause))
+    outcomes, causes = (
+        _column(st.sampled_from([*enumeration]).map(int), offsets) for enumeration in (RequestOutcome, Cause)
+    )
     return st.one_of(
         _acquire_of(offsets),
         _resumed_of(offsets),

@@ -42,7 +42,7 @@ def sent(
     delay_ms: int = 0,
 ) -> Delay:
     """A send of some messages with these ids, whose numbers begin with ``number``."""
-    payloads: list[Payload] = [payload(headers=headers(each, key)) for each in ids]
+    payloads: list[Payload] = [payload(headers=headers(own_id, key)) for own_id in ids]
     numbers = range(number, number + len(ids))
     return Delay(queue, 1, source, numbers, [delay_ms] * len(ids), True, from_offset, payloads)
 
@@ -292,7 +292,9 @@ def test_a_sender_reaches_each_markers_partition_through_its_own_source(count: i
     topic = synthetic_topic(12_345)
     wanted = range(count)
 
-    assert [markers_partition(topic, source_partition(topic, each, count), count) for each in wanted] == [*wanted]
+    assert [markers_partition(topic, source_partition(topic, partition, count), count) for partition in wanted] == [
+        *wanted
+    ]
 
 
 def test_the_partition_of_an_id_is_as_the_protocol_says() -> None:

@@ -24,7 +24,7 @@ def told(kind: Kind, offsets: list[int], cause: Cause, source: Source = DRAWN) -
 
 
 def answers(log: Log) -> list[tuple[int, list[int], list[int]]]:
-    return [(each.holder, list(each.offsets), list(each.outcomes)) for each in log.book.take_answers()]
+    return [(answer.holder, list(answer.offsets), list(answer.outcomes)) for answer in log.book.take_answers()]
 
 
 def test_a_delayed_message_is_delivered_at_its_time_as_its_first_attempt_and_not_before() -> None:

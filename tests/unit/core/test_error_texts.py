@@ -64,7 +64,7 @@ def test_a_traceback_that_does_not_fit_into_a_marker_is_left_out_and_the_error_s
     reject = Reject("q", 1, SOURCE, [0], [text])
 
     for limit_bytes, kept in ((FRAME_BYTES + 2_000, False), (1_000_000, True)):
-        [released], [rejected] = (list(marker_records(each, 1, limit_bytes)) for each in (release, reject))
+        [released], [rejected] = (list(marker_records(batch, 1, limit_bytes)) for batch in (release, reject))
 
         assert len(released.value) <= limit_bytes
         assert error_of(decode(released.value).errors[0]) == "ValueError: boom"

@@ -11,7 +11,7 @@ from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage import rows
-from marq.core.storage.rows import Counts
+from marq.core.storage.rows import EventCounts
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
@@ -151,7 +151,7 @@ def test_an_ack_between_copy_and_fact_closes_the_message_and_the_copy_is_counted
     log.fold(ack([1]), fact([1]))
 
     assert len(log.book) == 0
-    assert log.book.counts[QUEUE] == Counts(acquired=1, acked=1, expired=1, redelivered=1)
+    assert log.book.counts[QUEUE] == EventCounts(acquired=1, acked=1, expired=1, redelivered=1)
     log.book.forget_firing()
     assert log.book.due(T0 + 9 * LEASE_MS) == []
 
@@ -273,7 +273,7 @@ def test_what_was_spent_and_not_finished_is_in_flight_then_abandoned_and_counted
     log.fold(fact([5], Kind.ABANDONED, Cause.EXPIRED))
 
     assert len(log.book) == 0
-    assert log.book.counts[QUEUE] == Counts(acquired=1, renewed=1, abandoned=1, expired=1)
+    assert log.book.counts[QUEUE] == EventCounts(acquired=1, renewed=1, abandoned=1, expired=1)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

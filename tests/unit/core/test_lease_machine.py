@@ -153,10 +153,10 @@ class LeaseMachine(RuleBasedStateMachine):
         due = st.sampled_from([NOW, DUE_AT_ONCE]) | _times.map(self.absolute)
         dues = data.draw(st.none() | st.lists(due, min_size=count, max_size=count))
         other = {} if others_holder is None else {"b" if queue == "a" else "a": others_holder}
-        for each, its_holder in {queue: holder, **other}.items():
-            payloads = [payload(each, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]
+        for name, its_holder in {queue: holder, **other}.items():
+            payloads = [payload(name, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]
             first = max(0, offsets[0] - back)
-            self.fold(Acquire(each, its_holder, source, offsets, 100, first, payloads, dues, in_order))
+            self.fold(Acquire(name, its_holder, source, offsets, 100, first, payloads, dues, in_order))
 
     @rule(queue=_queues, source=_records, offsets=_offsets, onwards=st.booleans())
     def resume(self, queue: str, source: Source, offsets: list[int], onwards: bool) -> None:
@@ -234,8 +234,8 @@ class LeaseMachine(RuleBasedStateMachine):
         }
 
         assert found == expected
-        resumed = [self.told(each) for each in answers if isinstance(each, Resumed)]
-        assert resumed == [self.known(*each) for each in self.resumes]
+        resumed = [self.told(answer) for answer in answers if isinstance(answer, Resumed)]
+        assert resumed == [self.known(*resume) for resume in self.resumes]
         self.resumes = []
 
     def told(self, batch: Resumed) -> tuple[Any, ...]:
@@ -251,7 +251,7 @@ class LeaseMachine(RuleBasedStateMachine):
         """Return what the plain fold says to a question."""
         queue, source, offsets = question.queue, question.source, question.offsets
         stands = {offset: self.plain.open.get((queue, name_of(source, offset))) for offset in range(13)}
-        own = {offset: each for offset, each in stands.items() if each is not None}
+        own = {offset: stand for offset, stand in stands.items() if stand is not None}
         known: set[int] = set()
         if question.onwards:
             offsets = [offsets[0], *[offset for offset in sorted(own) if offset > offsets[0]]]
@@ -344,18 +344,18 @@ class LeaseMachine(RuleBasedStateMachine):
         fires = self.book.due(self.book.clock.now_ms)
 
         found = {
-            (each.lease.queue, name_of(each.source, each.offset)): DueEnding(
-                each.fact_kind.name, each.attempt, each.cause.name
+            (fire.lease.queue, name_of(fire.source, fire.offset)): DueEnding(
+                fire.fact_kind.name, fire.attempt, fire.cause.name
             )
-            for each in fires
+            for fire in fires
         }
         assert found.items() <= due.items()
         assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
-        assert [each.lease.due_ms for each in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
-        places = [each.lease.holder if each.lease.state is State.DELAYED else 0 for each in fires]
+        assert [fire.lease.due_ms for fire in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
+        places = [fire.lease.holder if fire.lease.state is State.DELAYED else 0 for fire in fires]
         order = [
-            (each.lease.due_ms, each.lease.since_ms, place, each.source)
-            for each, place in zip(fires, places, strict=True)
+            (fire.lease.due_ms, fire.lease.since_ms, place, fire.source)
+            for fire, place in zip(fires, places, strict=True)
         ]
         assert order == sorted(order)
         self.fired += fires

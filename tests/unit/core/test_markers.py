@@ -62,7 +62,7 @@ GOLDEN = Path(__file__).resolve().parents[2] / "golden" / "markers-v1.json"
 
 def fields(batch: Batch) -> dict[str, Any]:
     """All fields of a batch, sequences as lists: what two equal batches have in common."""
-    values = {each.name: getattr(batch, each.name) for each in dataclasses.fields(batch)}
+    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     columns = {name: list(value) for name, value in values.items() if isinstance(value, Sequence)}
     return {**values, **columns, "queue": values.get("queue"), "source": values.get("source")}
 
@@ -289,7 +289,7 @@ def test_columns_are_written_as_the_payloads_they_hold() -> None:
         [b"a", None],
         attempts=[1, 3],
         keys=[b"emails", None],
-        headers=[encode_headers(each.headers) for each in payloads],
+        headers=[encode_headers(payload.headers) for payload in payloads],
     )
     one_by_one = Acquire("emails", 7, Source("t", 1), [4, 9], 30, 2, payloads)
 
@@ -404,14 +404,14 @@ def test_a_span_has_at_most_as_many_markers_as_a_batch_may_have() -> None:
 def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
     frame = 200 + len(batch.queue.encode()) + len(batch.source.topic.encode())
 
-    assert len(encode(batch)) <= frame + sum(payload_bytes(each) for each in batch.payloads)
+    assert len(encode(batch)) <= frame + sum(payload_bytes(payload) for payload in batch.payloads)
 
 
 # --- golden: the bytes of version 1, which never change ---------------------------------------------------------------
 
 _CLASSES = {
-    each.__name__: each
-    for each in (
+    kind.__name__: kind
+    for kind in (
         Acquire,
         Renew,
         Ack,
@@ -438,13 +438,15 @@ def _from_json(name: str, values: dict[str, Any]) -> Batch:
     if "payloads" in values:
         values["payloads"] = [
             Payload(
-                each["timestamp_ms"],
-                each["attempt"],
-                None if each["key"] is None else bytes.fromhex(each["key"]),
-                tuple((header, None if value is None else bytes.fromhex(value)) for header, value in each["headers"]),
-                None if each["value"] is None else bytes.fromhex(each["value"]),
+                document["timestamp_ms"],
+                document["attempt"],
+                None if document["key"] is None else bytes.fromhex(document["key"]),
+                tuple(
+                    (header, None if value is None else bytes.fromhex(value)) for header, value in document["headers"]
+                ),
+                None if document["value"] is None else bytes.fromhex(document["value"]),
             )
-            for each in values["payloads"]
+            for document in values["payloads"]
         ]
     if "acquired" in values:
         values["acquired"] = [tuple(interval) for interval in values["acquired"]]

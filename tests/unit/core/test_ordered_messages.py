@@ -11,7 +11,7 @@ from marq.core import request_answers
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination
-from marq.core.storage.rows import OUT_OF_LINE, Counts, LeaseRow, State
+from marq.core.storage.rows import OUT_OF_LINE, EventCounts, LeaseRow, State
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import decode, encode
@@ -100,9 +100,9 @@ class Log:
 def said(parts: Sequence[Resumed]) -> dict[int, list[object]]:
     """Return state, attempt, wait and error of each message in an answer."""
     return {
-        offset: each
+        offset: columns
         for part in parts
-        for offset, *each in zip(part.offsets, part.states, part.attempts, part.waits_ms, part.errors, strict=True)
+        for offset, *columns in zip(part.offsets, part.states, part.attempts, part.waits_ms, part.errors, strict=True)
     }
 
 
@@ -148,7 +148,7 @@ def test_a_message_is_acquired_again_in_its_place_with_its_next_attempt() -> Non
     lease = log.leases()[2]
     assert (lease.state, lease.holder, lease.attempt) == (State.LEASED_IN_ORDER, FORMER, 2)
     assert (lease.due_ms, lease.since_ms, lease.text) == (T1 + LEASE_MS, T1, "")
-    assert log.book.counts[QUEUE] == Counts(acquired=4, released=1, redelivered=1)
+    assert log.book.counts[QUEUE] == EventCounts(acquired=4, released=1, redelivered=1)
 
 
 def test_an_expired_lease_that_a_consumer_replaces_is_counted() -> None:
@@ -156,7 +156,7 @@ def test_an_expired_lease_that_a_consumer_replaces_is_counted() -> None:
 
     log.fold(ordered([1], holder=LATER, attempt=2), ordered([2], holder=LATER), at=T1)
 
-    assert log.book.counts[QUEUE] == Counts(acquired=3, expired=1, redelivered=1, reacquired=1)
+    assert log.book.counts[QUEUE] == EventCounts(acquired=3, expired=1, redelivered=1, reacquired=1)
 
 
 def test_a_queue_whose_ordering_is_new_keeps_messages_in_flight_in_their_places() -> None:
@@ -205,7 +205,7 @@ def test_only_a_message_that_blocks_its_line_can_be_moved_and_cancelled() -> Non
 
     waiting = State.WAITING_IN_ORDER
     assert log.states() == {1: waiting, 2: State.CANCELLED, 3: waiting, 4: waiting}
-    answers = [pair for each in log.book.take_answers() for pair in zip(each.offsets, each.outcomes, strict=True)]
+    answers = [pair for answer in log.book.take_answers() for pair in zip(answer.offsets, answer.outcomes, strict=True)]
     assert dict(answers) == {1: RequestOutcome.DONE, 3: RequestOutcome.TOO_LATE, 4: RequestOutcome.TOO_LATE}
     # A late ACQUIRE of a former holder still takes nothing.
     assert log.book.open_in(QUEUE, SOURCE)[1].holder == FORMER

@@ -228,7 +228,7 @@ def test_keys_are_sent_by_a_fixed_placement_that_does_not_move() -> None:
     # Nothing with a key was sent before.
     assert first.takes_keys
     assert first.drained().takes_keys
-    assert [each.takes_keys for each in (moving, moving.ended({2: 7, 3: 0}), moving.ended({}).drained())] == [
+    assert [placement.takes_keys for placement in (moving, moving.ended({2: 7, 3: 0}), moving.ended({}).drained())] == [
         False, False, True,
     ]  # fmt: skip
 

@@ -53,9 +53,9 @@ class World:
 
     def step(self) -> None:
         self.now_s += self.rng.expovariate(1 / 3)
-        for each in [each for each in self.on_their_way if each.until_s <= self.now_s]:
-            self.on_their_way.remove(each)
-            self._arrive(each)
+        for sending in [sending for sending in self.on_their_way if sending.until_s <= self.now_s]:
+            self.on_their_way.remove(sending)
+            self._arrive(sending)
         chance, sender = self.rng.random(), self.rng.choice(self.senders)
         if chance < 0.35:
             self._send(sender)
@@ -103,7 +103,7 @@ class World:
             if self.seen is None or self.seen[0] != move:
                 self.seen = (move, self.now_s)
             elif self.now_s - self.seen[1] >= self.grace_s:
-                ends = {each: len(self.logs[each]) for each in placement.former(PARTITIONS)}
+                ends = {partition: len(self.logs[partition]) for partition in placement.former(PARTITIONS)}
                 self.placements.append(placement.ended(ends))
         elif all(self.positions[partition] >= end for partition, end in placement.ends.items()):
             self.placements.append(placement.drained())
@@ -117,8 +117,8 @@ class World:
 
     def come_to_rest(self) -> None:
         self.now_s += 1_000
-        for each in self.on_their_way:
-            self._arrive(each)
+        for sending in self.on_their_way:
+            self._arrive(sending)
         self.on_their_way, self.away = [], False
         while True:
             self.reads = self.placements[-1]
@@ -141,7 +141,7 @@ def lost(seed: int, grace_s: float) -> set[int]:
 
 @pytest.mark.parametrize("seed", range(0, SEEDS, 50))
 def test_what_was_accepted_is_read_once(seed: int) -> None:
-    assert {each: found for each in range(seed, seed + 50) if (found := lost(each, GRACE_S))} == {}
+    assert {number: found for number in range(seed, seed + 50) if (found := lost(number, GRACE_S))} == {}
 
 
 def test_with_a_shorter_limit_messages_would_be_lost() -> None:

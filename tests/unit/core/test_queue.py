@@ -151,10 +151,10 @@ def test_a_lease_is_never_0_ms() -> None:
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        (
-            {"lese": 3},
-            r"^here: lese: unknown key; expected one of lease, max_lease, max_attempts, backoff, dead_letter, ",
-        ),
+        ({"lese": 3}, r"^here: lese: unknown key; did you mean 'lease'\?$"),
+        ({"max_retries": 3}, r"^here: max_retries: unknown key; did you mean 'max_attempts'\?$"),
+        ({"visibility_timeout": 3}, r"^here: visibility_timeout: unknown key; did you mean 'lease'\?$"),
+        ({"x": 3}, r"^here: x: unknown key; expected one of lease, max_lease, max_attempts, backoff, dead_letter, "),
         ({"lease": "3"}, r"^here: lease: expected a number of seconds above 0, to 4294967, not '3'$"),
         ({"lease": 0}, r"lease: .* above 0"),
         ({"lease": 4_294_968}, r"lease: .* to 4294967"),

@@ -149,7 +149,7 @@ def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by
     second = copy_of(released, *first.headers)
     third = copy_of(fire(state=State.RELEASED), *second.headers)
 
-    assert [uncounted(each.headers) for each in (first, second, third)] == [1, 2, 0]
+    assert [uncounted(record.headers) for record in (first, second, third)] == [1, 2, 0]
     assert "marq-uncounted" not in dict(third.headers)
     assert "marq-uncounted" not in dict(copy_of(fire(Destination.DEAD_LETTERS), *second.headers).headers)
     assert uncounted([("marq-uncounted", b"many")]) == 0
@@ -166,14 +166,14 @@ def test_a_redelivery_tells_when_the_message_was_first_received(state: State) ->
     second = copy_of(received(9, state), *first.headers)
     uncounted = copy_of(received(12, state, counted=False), *second.headers)
 
-    assert [first_received_ms(each.headers) for each in (first, second, uncounted)] == [5, 5, 5]
+    assert [first_received_ms(record.headers) for record in (first, second, uncounted)] == [5, 5, 5]
 
 
 def test_a_message_that_was_not_received_has_no_such_time() -> None:
     shut_down = copy_of(received(5, State.RELEASED, counted=False))
     due = copy_of(received(5, State.DELAYED))
 
-    assert not any("marq-first-received" in dict(each.headers) for each in (shut_down, due))
+    assert not any("marq-first-received" in dict(record.headers) for record in (shut_down, due))
     assert first_received_ms([("marq-first-received", b"soon")]) == 0
 
 
@@ -318,7 +318,9 @@ def test_a_copy_of_a_copy_differs_only_in_its_counts(headers: list[tuple[str, by
     second = copy_of(fire(attempt=3), *first.headers)
 
     def without_counts(made: Redelivery) -> list[tuple[str, bytes | None]]:
-        return sorted((each for each in made.headers if each[0] not in ("marq-attempt", "marq-expired")), key=repr)
+        return sorted(
+            (header for header in made.headers if header[0] not in ("marq-attempt", "marq-expired")), key=repr
+        )
 
     assert without_counts(first) == without_counts(second)
     assert dict(second.headers)["marq-attempt"] == b"3"

@@ -34,7 +34,7 @@ def test_answers_to_requests_of_one_client_are_split(offsets: list[int]) -> None
     for offset in offsets:
         replies.ask(Cancel("q", 1, SOURCE, [offset]), [offset], None)
 
-    answers = [each for each in replies.take(NoMessages(), 0) if isinstance(each, Answer)]
+    answers = [reply for reply in replies.take(NoMessages(), 0) if isinstance(reply, Answer)]
 
     assert all(map(encode, answers))
     assert [offset for answer in answers for offset in answer.offsets] == list(offsets)

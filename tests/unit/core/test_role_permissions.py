@@ -55,7 +55,7 @@ def test_groups_are_granted_by_prefix() -> None:
         if permission.kind is ResourceType.GROUP and permission.operation == "Read"
     ]
 
-    assert {(each.name, each.prefixed) for each in groups} == {
+    assert {(group.name, group.prefixed) for group in groups} == {
         ("shop.queue.", True),
         ("shop.group.", True),
     }

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marq.core.storage import rows
 from marq.core.storage.clock import LogClock
-from marq.core.storage.rows import Counts, LeaseRow, State
+from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.wire.error_texts import MAX_TEXT_BYTES
 from marq.wire.markers import Payload, Source
 
@@ -88,21 +88,21 @@ def test_marks_are_read_as_they_were_written(intervals: list[tuple[int, int]]) -
     assert rows.decode_marks(rows.encode_marks(intervals)) == intervals
 
 
-@given(st.builds(Counts, *[_U63] * len(dataclasses.fields(Counts))))
-def test_counts_are_read_as_they_were_written(counts: Counts) -> None:
+@given(st.builds(EventCounts, *[_U63] * len(dataclasses.fields(EventCounts))))
+def test_counts_are_read_as_they_were_written(counts: EventCounts) -> None:
     assert rows.decode_counts(rows.encode_counts(counts)) == counts
 
 
 def test_counts_of_an_older_writer_lack_fields_which_are_then_0() -> None:
-    row = rows.encode_counts(Counts(acquired=3, acked=2, renewed=1))
+    row = rows.encode_counts(EventCounts(acquired=3, acked=2, renewed=1))
 
-    assert rows.decode_counts(row[:16]) == Counts(acquired=3, acked=2)
+    assert rows.decode_counts(row[:16]) == EventCounts(acquired=3, acked=2)
 
 
 def test_counts_of_a_newer_writer_have_more_fields_which_are_passed_over() -> None:
-    row = rows.encode_counts(Counts(acquired=3, reacquired=9)) + b"\0" * 16
+    row = rows.encode_counts(EventCounts(acquired=3, reacquired=9)) + b"\0" * 16
 
-    assert rows.decode_counts(row) == Counts(acquired=3, reacquired=9)
+    assert rows.decode_counts(row) == EventCounts(acquired=3, reacquired=9)
 
 
 def test_a_row_of_a_newer_version_is_refused() -> None:

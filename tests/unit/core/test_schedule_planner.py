@@ -88,7 +88,7 @@ class Life:
             plan = self.planner.plan(self.tracker, self.now_ms, self.payload)
             planned += plan
             fires = self.tracker.due()
-            self.delivered += [each.offset for each in fires if each.fact_kind is Kind.DELIVERED]
+            self.delivered += [fire.offset for fire in fires if fire.fact_kind is Kind.DELIVERED]
             tick = (
                 [] if plan or fires or self.tracker.tick_in_ms(self.now_ms) != 0 else [self.tracker.tick(self.now_ms)]
             )
@@ -141,7 +141,7 @@ def test_one_message_waits_and_each_time_comes_once() -> None:
 def test_a_message_of_a_schedule_is_known_by_its_name_and_time_in_one_partition_for_all_definitions() -> None:
     schedules = [Schedule("s", "reports", f"{minute} * * * *") for minute in range(50)]
 
-    sources = [each.source(PARTITIONS) for each in schedules]
+    sources = [schedule.source(PARTITIONS) for schedule in schedules]
 
     assert len(set(sources)) == 50
     assert {markers_partition(*source, PARTITIONS) for source in sources} == {home_partition("s", PARTITIONS)}

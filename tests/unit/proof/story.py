@@ -201,7 +201,9 @@ def judged(told: Callable[[Any], None], story: type[Story] = Story) -> Report:
 def find(events: Events, op: str, type_: str = "ok", **fields: Any) -> Event:
     """Return the first event like that."""
     for event in events:
-        if (event["op"], event["type"]) == (op, type_) and all(event.get(key) == each for key, each in fields.items()):
+        if (event["op"], event["type"]) == (op, type_) and all(
+            event.get(key) == value for key, value in fields.items()
+        ):
             return event
     raise AssertionError(f"no {op} {type_} {fields}")
 

@@ -201,11 +201,11 @@ BROKEN: list[Broken] = [
     ("malformed", "a log has an offset twice", repeat("marker", {"kind": "ACK", "offsets": [0]})),
 ]
 ALL_BROKEN = [
-    *[(clean, each) for each in BROKEN],
-    *[(test_delays.clean, each) for each in test_delays.BROKEN],
-    *[(test_deduplication.clean, each) for each in test_deduplication.BROKEN],
-    *[(test_once.redriven, each) for each in test_once.REDRIVEN_BROKEN],
-    *[(test_once.spent, each) for each in test_once.SPENT_BROKEN],
+    *[(clean, case) for case in BROKEN],
+    *[(test_delays.clean, case) for case in test_delays.BROKEN],
+    *[(test_deduplication.clean, case) for case in test_deduplication.BROKEN],
+    *[(test_once.redriven, case) for case in test_once.REDRIVEN_BROKEN],
+    *[(test_once.spent, case) for case in test_once.SPENT_BROKEN],
 ]
 
 
@@ -225,7 +225,7 @@ def test_a_history_that_breaks_a_property_is_found_by_its_name(told: Callable[[]
 #: Of them, what a real tracker shows that need not write a history.
 IN_THE_LOG = {"after-ack", "early", "renewed", "moved", "attempts", "wrong-cause", "dead-letter", "cancelled"}
 IN_THE_LOGS = [
-    (told, each) for told, each in ALL_BROKEN if each[0] in IN_THE_LOG and told in (clean, test_delays.clean)
+    (told, case) for told, case in ALL_BROKEN if case[0] in IN_THE_LOG and told in (clean, test_delays.clean)
 ]
 
 
@@ -390,7 +390,7 @@ ALLOWED: list[tuple[int, Callable[[Story], None]]] = [
 ]
 
 
-@pytest.mark.parametrize(("cause", "told"), ALLOWED, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(("cause", "told"), ALLOWED, ids=lambda value: getattr(value, "__name__", value))
 def test_a_duplicate_with_a_cause_is_counted_under_its_number(cause: int, told: Callable[[Story], None]) -> None:
     report = judged(told)
 

@@ -47,7 +47,7 @@ def for_both(event: Event) -> Iterator[Event]:
 
 
 def both() -> Events:
-    return [each for event in clean() for each in for_both(event)]
+    return [doubled for event in clean() for doubled in for_both(event)]
 
 
 def test_each_queue_finishes_each_record() -> None:

@@ -111,7 +111,7 @@ async def test_other_programs_write_to_topics() -> None:
             at = broker.produce("orders", b"x", key=b"customer", headers=[("a", "1")], partition=1)
             [message] = await consumer.receive()
             assert (message.id, message.key, message.headers) == (at, b"customer", {"a": b"1"})
-            assert [each.key for each in broker.in_flight("orders")] == [b"customer"]
+            assert [message.key for message in broker.in_flight("orders")] == [b"customer"]
             await message.ack()
         with pytest.raises(marq.ConfigError, match=r"topic 'no' does not exist: there are .*orders"):
             broker.produce("no", b"x")
@@ -179,7 +179,11 @@ def test_a_pause_that_began_in_one_event_loop_ends_in_the_next_one() -> None:
                 # The end of a pause is rounded up to a second.
                 await broker.advance(541)
                 async with marq.Queues(broker.address) as queues:
-                    return before, queues["emails"].paused, [each.value for each in await consumer.receive(wait=1)]
+                    return (
+                        before,
+                        queues["emails"].paused,
+                        [message.value for message in await consumer.receive(wait=1)],
+                    )
 
         asyncio.run(pause())
 
@@ -263,7 +267,7 @@ async def test_the_key_of_a_record_in_a_queues_own_topic_may_be_the_queues_name(
         [in_flight] = broker.in_flight("orders")
         await message.ack()
 
-    assert [each.key for each in (waiting, in_flight, message)] == [b"orders"] * 3
+    assert [seen.key for seen in (waiting, in_flight, message)] == [b"orders"] * 3
 
 
 async def test_clients_that_are_left_running_are_named_at_the_end() -> None:

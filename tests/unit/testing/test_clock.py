@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from marq.testing.clock import Clock
+from marq.testing.clock import VirtualClock
 
 
 def test_what_is_due_happens_in_its_order_and_what_comes_last_after_the_rest_of_its_moment() -> None:
-    clock, happened = Clock(), []
+    clock, happened = VirtualClock(), []
     began_ms = clock.now_ms
     clock.after(2, lambda: happened.append("end of a wait"), last=True)
     clock.after(2, lambda: happened.append("second"))
@@ -24,7 +24,7 @@ def test_what_is_due_happens_in_its_order_and_what_comes_last_after_the_rest_of_
 
 
 def test_time_has_whole_milliseconds_and_never_ends_a_sleep_early() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     began_ms = clock.now_ms
 
     timers = [clock.after(seconds, lambda: None) for seconds in (1 / 3, 0.1, 20, 0.0004, 0)]
@@ -34,7 +34,7 @@ def test_time_has_whole_milliseconds_and_never_ends_a_sleep_early() -> None:
 
 def test_a_lease_is_over_for_its_holder_in_the_millisecond_in_which_it_is_over_for_the_tracker() -> None:
     for lease_ms in (100, 1_000, 30_000, 3_600_000):
-        clock = Clock()
+        clock = VirtualClock()
         for _ in range(200):
             taken_s, due_ms = clock.now_s(), clock.now_ms + lease_ms
 
@@ -45,7 +45,7 @@ def test_a_lease_is_over_for_its_holder_in_the_millisecond_in_which_it_is_over_f
 
 
 async def test_a_sleep_ends_when_its_time_has_come_and_a_cancelled_one_leaves_nothing() -> None:
-    clock = Clock()
+    clock = VirtualClock()
     sleeping = asyncio.create_task(clock.sleep(5))
     cancelled = asyncio.create_task(clock.sleep(1))
     await asyncio.sleep(0)
@@ -60,7 +60,7 @@ async def test_a_sleep_ends_when_its_time_has_come_and_a_cancelled_one_leaves_no
 
 
 def test_time_wakes_no_sleeper_of_a_closed_event_loop() -> None:
-    clock, loop = Clock(), asyncio.new_event_loop()
+    clock, loop = VirtualClock(), asyncio.new_event_loop()
     # Not asyncio.run, which would end the task.
     sleeping = loop.create_task(clock.sleep(1))
     # Otherwise asyncio logs during a later test that a pending task was destroyed.

@@ -20,7 +20,7 @@ async def test_a_schedule_of_the_settings_sends_as_time_passes() -> None:
         messages = broker.messages("reports")
         assert len(messages) == 30
         assert all((message.sent_at.hour, message.sent_at.minute) == (9, 0) for message in messages)
-        assert [each.name for each in broker.schedules.list()] == ["daily"]
+        assert [schedule.name for schedule in broker.schedules.list()] == ["daily"]
 
 
 @dataclass

@@ -129,7 +129,7 @@ async def test_a_held_message_is_renewed_for_hours_and_lost_at_its_max_lease(bro
         assert (message.lease_expires_at - broker.now).total_seconds() == pytest.approx(1, abs=0.01)
         await broker.advance(1)
 
-        assert [each.attempt for each in broker.messages("q")] == [2]
+        assert [message.attempt for message in broker.messages("q")] == [2]
         with pytest.raises(marq.LeaseLost):
             await message.ack()
 
@@ -233,7 +233,7 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         await broker.advance(61, settle=False)
 
         # Lost, delivered again, and it hangs again.
-        assert [each.attempt for each in broker.in_flight("q")] == [2]
+        assert [message.attempt for message in broker.in_flight("q")] == [2]
         await consumer.stop()
         await running
 
@@ -274,7 +274,7 @@ async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, pr
         assert await other.receive(wait=100) == []
 
         assert elapsed() == 200
-        assert len([each for each in caplog.messages if "advances although handlers still run" in each]) == 1
+        assert len([text for text in caplog.messages if "advances although handlers still run" in text]) == 1
         await consumer.stop()
         await running
 

@@ -169,7 +169,7 @@ async def test_a_type_that_an_old_worker_does_not_know_waits_for_a_new_one_and_u
             await broker.advance(MAX_NO_HANDLER_MS / 1000)
 
     assert attempts == [(1, "no handler for messages of type 'goodbye'; there are handlers for 'welcome'")]
-    warnings = [each.getMessage() for each in caplog.records if "no handler: queue=mail" in each.getMessage()]
+    warnings = [record.getMessage() for record in caplog.records if "no handler: queue=mail" in record.getMessage()]
     assert "type=goodbye" in warnings[0]
 
 
@@ -211,7 +211,7 @@ async def test_no_wait_is_announced_for_a_message_that_is_delivered_at_most_once
         await broker.settle()
         assert len(broker.dead_letters("mail")) == 1
 
-    [line] = [each.getMessage() for each in caplog.records if "no handler" in each.getMessage()]
+    [line] = [record.getMessage() for record in caplog.records if "no handler" in record.getMessage()]
     assert line.startswith("queue mail: attempt 1 of 5 has no handler, now a dead letter: ")
 
 
@@ -255,7 +255,7 @@ async def test_middleware_sees_a_type_without_a_handler_as_an_outcome(calls: Cal
         await broker.settle()
         assert worker.errors == []
 
-    assert [type(each) for each in seen] == [NoHandler]
+    assert [type(error) for error in seen] == [NoHandler]
 
 
 async def test_each_type_without_a_handler_has_its_own_warning(calls: Calls, caplog: pytest.LogCaptureFixture) -> None:
@@ -264,7 +264,7 @@ async def test_each_type_without_a_handler_has_its_own_warning(calls: Calls, cap
             await producer.send("mail", b"x", type=f"t{number % (MAX_WARNED_TYPES + 5)}")
         await broker.settle()
 
-    warnings = {each.getMessage().partition(" id=")[0] for each in caplog.records if each.levelname == "WARNING"}
+    warnings = {record.getMessage().partition(" id=")[0] for record in caplog.records if record.levelname == "WARNING"}
     assert len(warnings) == MAX_WARNED_TYPES
 
 
@@ -329,7 +329,7 @@ async def test_a_lost_lease_cancels_a_coroutine_and_not_the_thread_of_the_same_q
             await broker.drain("mail")
         assert sorted(set(ended)) == ["cancelled", "plain", "quick"]
 
-    lost = [each.getMessage() for each in caplog.records if each.getMessage().startswith("lease lost")]
+    lost = [record.getMessage() for record in caplog.records if record.getMessage().startswith("lease lost")]
     assert len(lost) == 2
     assert sum("runs in a thread" in text for text in lost) == 1
 
@@ -438,8 +438,8 @@ async def test_a_consumer_looks_only_at_the_decorator_that_is_for_all_messages_o
     async def note(value: Opaque) -> None:
         called.set()
 
-    for each in decorators:
-        marq.handler(**each, codec=OpaqueCodec())(note)
+    for options in decorators:
+        marq.handler(**options, codec=OpaqueCodec())(note)
     async with Broker() as broker, broker.producer() as producer, broker.consumer("mail") as consumer:
         await producer.send("mail", b"x")
         running = asyncio.create_task(consumer.run(note))

@@ -45,7 +45,9 @@ async def test_a_handler_runs_until_its_queue_is_empty_with_retries_backoff_and_
             ("always", 1), ("always", 2), ("always", 3), ("never", 1), ("once", 1), ("twice", 1), ("twice", 2),
         ]  # fmt: skip
         assert [message.value for message in broker.acked("emails", codec=marq.JSON)] == ["once", "twice"]
-        letters = {each.value: (each.reason, each.error) for each in broker.dead_letters("emails", codec=marq.JSON)}
+        letters = {
+            letter.value: (letter.reason, letter.error) for letter in broker.dead_letters("emails", codec=marq.JSON)
+        }
         assert letters["never"] == ("no such address", "")
         assert letters["always"][1] == "ValueError: cannot be sent"
 
@@ -186,7 +188,7 @@ async def test_a_consumer_warns_of_settings_that_only_a_worker_would_publish(cap
         await consumer.stop()
         await running
 
-    [warning] = [each.getMessage() for each in caplog.records if "no effect" in each.getMessage()]
+    [warning] = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     # then: the lease is that of the queue anyway
     assert "queue 'orders': max_attempts = 3 of @marq.handler" in warning
     assert "the queue has max_attempts = 5:" in warning

@@ -6,7 +6,7 @@ const THEMES = ["", "dark", "light"];
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-for (const each of document.querySelectorAll(".controls, .keys, #select-all")) each.hidden = false;
+for (const element of document.querySelectorAll(".controls, .keys, #select-all")) element.hidden = false;
 
 // --- refresh: not while nobody looks, nor while somebody selects
 

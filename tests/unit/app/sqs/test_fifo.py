@@ -20,7 +20,7 @@ from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, Se
 from marq_worker.sqs.handles import Handle
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.polling import LeaseStatus
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from tests.unit.client.fakes import spin
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)
@@ -63,7 +63,7 @@ def test_a_queue_with_the_name_of_a_deleted_one_has_other_deduplication_ids() ->
 
 def test_a_dead_letter_keeps_its_group_and_has_a_deduplication_id_of_its_own() -> None:
     headers = {GROUP_HEADER: b"g", SEQUENCE_HEADER: b"1", "a": b"b"}
-    delivery = Delivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
+    delivery = SqsDelivery(TOKEN, "marq.messages/3/17", 2, 0, b"x", headers)
 
     moved = move_options(delivery, list(headers.items()))
     without_group = move_options(delivery._replace(headers={}), [])
@@ -151,7 +151,7 @@ async def test_an_outcome_is_written_by_token_if_the_endpoint_is_gone(rig: Rig, 
     await rig.outcomes.renew([handle(THERE)], 5_000)
     await rig.outcomes.release([handle(THERE)], counted=False)
 
-    assert [each for each in rig.log if not each.startswith("there")] == [
+    assert [line for line in rig.log if not line.startswith("there")] == [
         "asked", "token: ack", "asked", "token: renew 5000", "asked", "token: release False",
     ]  # fmt: skip
 
@@ -175,7 +175,7 @@ async def test_a_handle_of_a_former_delivery_changes_nothing(rig: Rig, lease: Le
         with pytest.raises(SqsError, match="has expired") as caught:
             await settling
         assert caught.value.shape == shape
-    assert not any(each.startswith("token") for each in rig.log)
+    assert not any(line.startswith("token") for line in rig.log)
 
 
 async def test_a_message_that_has_ended_can_be_deleted_again_but_not_hidden(rig: Rig) -> None:

@@ -96,7 +96,7 @@ async def test_a_message_has_the_trace_of_its_call_unless_it_has_its_own(
 
     assert producer.headers == [[("sqs-trace", trace)] for trace in (b"Root=call", b"Root=call", b"Root=own")]
     # The checksum covers what the client sent as attributes.
-    assert ["MD5OfMessageSystemAttributes" in each for each in (alone, first, second)] == [False, False, True]
+    assert ["MD5OfMessageSystemAttributes" in message for message in (alone, first, second)] == [False, False, True]
 
 
 @pytest.mark.parametrize("trace", [None, "", "Root=\udcff", "Root=\x01"])

@@ -22,7 +22,7 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.sqs.receive_limits import OldMessages
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, QueueTasks
 from tests.unit.client.test_queues import ListLog
@@ -33,25 +33,25 @@ NOW_MS = round(time.time() * 1000)
 
 def letter(
     number: int, source: str | None = "emails", sent_ms: int = NOW_MS - 1_000, available_ms: int = NOW_MS
-) -> Delivery:
+) -> SqsDelivery:
     headers = {} if source is None else {SOURCE_HEADER: (ARN + source).encode()}
     token = Token("dead", 1, Source("marq.messages", 0), number)
     members = {"available_ms": available_ms, "received_ms": NOW_MS}
-    return Delivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers, **members)
+    return SqsDelivery(token, f"marq.messages/0/{number}", 1, sent_ms, b"x", headers, **members)
 
 
 class Receiver:
     """A queue that has these messages, each until it is acknowledged; it is also the settler."""
 
     def __init__(self) -> None:
-        self.waiting: list[Delivery] = []
+        self.waiting: list[SqsDelivery] = []
         self.polls: list[int] = []
         self.renewed: list[int] = []
         self.log: list[str] = []
         self.released: list[int] = []
         self.returns = True
         #: The messages whose leases end before the next acknowledgement, or before the next renewal.
-        self.over: list[Delivery] = []
+        self.over: list[SqsDelivery] = []
         self.over_at_renewal = False
         self.now_s = 0.0
 
@@ -59,23 +59,23 @@ class Receiver:
         assert queue == "dead"
         return self
 
-    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll(self, most: int, wait_s: float) -> list[SqsDelivery]:
         await asyncio.sleep(0)
         self.now_s += 0.5
         self.polls.append(most)
         taken, self.waiting = self.waiting[:most], self.waiting[most:]
         return taken
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        self.released += [each.token.offset for each in deliveries]
+    def release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.released += [delivery.token.offset for delivery in deliveries]
         if self.returns:
             self.waiting += deliveries
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self.log += [f"ack {each.token.offset}" for each in deliveries if each not in self.over]
+    async def ack(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.log += [f"ack {delivery.token.offset}" for delivery in deliveries if delivery not in self.over]
         self._raise_if_over()
 
-    async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+    async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:
         self.renewed += [lease_ms for _ in deliveries]
         if self.over_at_renewal:
             self._raise_if_over()
@@ -114,14 +114,14 @@ class Rig:
     async def _count(self, queue: str) -> MessageCounts:
         return MessageCounts(len(self.receiver.waiting), known=True)
 
-    async def _send(self, queue: str, delivery: Delivery) -> None:
+    async def _send(self, queue: str, delivery: SqsDelivery) -> None:
         number = delivery.token.offset
         if errors := self.errors.get(number):
             raise errors.pop()
         self.sent.append((queue, number))
         self.receiver.log.append(f"send {number}")
 
-    async def run(self, *letters: Delivery, **members: Any) -> MoveTask:
+    async def run(self, *letters: SqsDelivery, **members: Any) -> MoveTask:
         """Move messages; return the task afterwards."""
         task = MoveTask(**{"id": "a", "started_ms": NOW_MS, "allowed": ["emails", "bills"], **members})
         self.receiver.waiting += letters
@@ -195,7 +195,7 @@ async def test_later_messages_stay_and_expired_ones_end(rig: Rig) -> None:
     )
 
     assert rig.receiver.log == ["send 3", "ack 3", "ack 2"]
-    assert [each.token.offset for each in rig.receiver.waiting] == [1]
+    assert [delivery.token.offset for delivery in rig.receiver.waiting] == [1]
     assert (task.state, task.moved) == ("COMPLETED", 1)
 
 
@@ -209,7 +209,7 @@ async def test_only_old_messages_that_were_deleted_are_logged_as_deleted(
     await rig.run(letter(2, available_ms=1))
 
     assert rig.receiver.log == []
-    assert not [each for each in caplog.messages if "MessageRetentionPeriod" in each]
+    assert not [message for message in caplog.messages if "MessageRetentionPeriod" in message]
     await rig.run(letter(3, available_ms=1))
     assert "messages older than MessageRetentionPeriod were deleted: queue=dead messages=1" in caplog.messages
 
@@ -232,7 +232,7 @@ async def test_a_message_is_leased_for_as_long_as_a_move_takes_before_it_is_sent
 
 
 @pytest.mark.parametrize("newer", [[], [letter(9, sent_ms=NOW_MS + 60_000)]], ids=["alone", "with-newer-ones"])
-async def test_a_move_waits_for_the_messages_of_a_dead_endpoint(rig: Rig, newer: list[Delivery]) -> None:
+async def test_a_move_waits_for_the_messages_of_a_dead_endpoint(rig: Rig, newer: list[SqsDelivery]) -> None:
     """They are in flight there until their leases end."""
     in_flight = [letter(1)]
 
@@ -312,7 +312,7 @@ async def test_a_move_fails_if_messages_may_be_left_that_do_not_arrive(
 
 
 async def test_a_cancelled_move_ends_and_a_stopped_one_or_a_purged_queue_continues_later(rig: Rig) -> None:
-    async def cancel(most: int, wait_s: float) -> list[Delivery]:
+    async def cancel(most: int, wait_s: float) -> list[SqsDelivery]:
         await rig.tasks.cancel_move("dead", "a")
         return []
 
@@ -329,7 +329,7 @@ async def test_a_stop_during_a_poll_starts_no_receiver_and_ends_the_polled_messa
     poll, of = rig.receiver.poll, rig.receiver.of
     opened: list[str] = []
 
-    async def stop(most: int, wait_s: float) -> list[Delivery]:
+    async def stop(most: int, wait_s: float) -> list[SqsDelivery]:
         rig.stopping.set()
         return await poll(most, wait_s)
 

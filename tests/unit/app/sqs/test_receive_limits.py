@@ -21,7 +21,7 @@ from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
-from marq_worker.sqs.receiving import Delivery
+from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.settling import Settlers
 from tests.unit.client.fakes import spin
 
@@ -32,11 +32,11 @@ OLD_MS = NOW_MS - 7_200_000
 LIMIT_S = 10
 
 
-def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_ms: int = NOW_MS) -> Delivery:
+def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_ms: int = NOW_MS) -> SqsDelivery:
     """Return a message that was sent long ago, with a delay."""
     token = Token("emails", 1, Source("marq.messages", 0), number)
     members = {"available_ms": available_ms, "received_ms": received_ms}
-    return Delivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, **members)
+    return SqsDelivery(token, f"marq.messages/0/{number}", attempt, 1, b"x", {}, **members)
 
 
 class Rig:
@@ -49,9 +49,9 @@ class Rig:
         self.moving = asyncio.Event()
         self.gate = asyncio.Event()
         self.gate.set()
-        self.polls: list[list[Delivery]] = []
+        self.polls: list[list[SqsDelivery]] = []
         #: If set, every poll finds this message.
-        self.always: Delivery | None = None
+        self.always: SqsDelivery | None = None
         self.stopped = False
         #: The errors of the next renewals.
         self.refusals: list[SqsError] = []
@@ -75,30 +75,30 @@ class Rig:
     def of(self, queue: str) -> Rig:
         return self
 
-    async def poll(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll(self, most: int, wait_s: float) -> list[SqsDelivery]:
         await asyncio.sleep(0)
         if self.always is not None:
             return [self.always]
         return self.polls.pop(0) if self.polls else []
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        self.log += [f"released {each.token.offset}" for each in deliveries]
+    def release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.log += [f"released {delivery.token.offset}" for delivery in deliveries]
 
     # The receipt handles.
     def issue(self, *parts: Any) -> str:
         return "handle"
 
     # The dead-letter queue, and the settler.
-    async def settler_release(self, deliveries: Sequence[Delivery], *, counted: bool = True) -> None:
-        self.log += [f"released {each.token.offset} counted={counted}" for each in deliveries]
+    async def settler_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
+        self.log += [f"released {delivery.token.offset} counted={counted}" for delivery in deliveries]
 
-    async def renew(self, deliveries: Sequence[Delivery], lease_ms: int) -> None:
+    async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:
         self.now_s += self.renewal_s
         if self.refusals:
             raise self.refusals.pop()
-        self.log += [f"leased {each.token.offset} for {lease_ms}" for each in deliveries]
+        self.log += [f"leased {delivery.token.offset} for {lease_ms}" for delivery in deliveries]
 
-    async def move(self, delivery: Delivery, queue: str, target: str) -> None:
+    async def move(self, delivery: SqsDelivery, queue: str, target: str) -> None:
         self.moving.set()
         await self.gate.wait()
         number = delivery.token.offset
@@ -106,8 +106,8 @@ class Rig:
             raise self.errors[number]
         self.log.append(f"moved {number}")
 
-    async def ack(self, deliveries: Sequence[Delivery]) -> None:
-        self.log.extend(f"acked {each.token.offset}" for each in deliveries)
+    async def ack(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.log.extend(f"acked {delivery.token.offset}" for delivery in deliveries)
 
 
 def test_only_messages_that_were_available_for_longer_than_a_retention_that_a_client_chose_are_too_old() -> None:
@@ -117,7 +117,7 @@ def test_only_messages_that_were_available_for_longer_than_a_retention_that_a_cl
 
     def old(retention_s: int | None) -> list[int]:
         attributes = replace(ATTRIBUTES, retention_s=retention_s)
-        return [each.token.offset for each in limits.divide(messages, attributes).old]
+        return [delivery.token.offset for delivery in limits.divide(messages, attributes).old]
 
     assert old(3_600) == [2]
     assert old(None) == []
@@ -131,7 +131,7 @@ async def test_each_message_is_deleted_as_soon_as_it_was_moved() -> None:
     await rig.limits.end("emails", divided)
     await rig.limits.stop()
 
-    assert [each.token.offset for each in divided.deliverable] == [2]
+    assert [delivery.token.offset for delivery in divided.deliverable] == [2]
     assert rig.log == ["acked 3", "moved 1", "acked 1", "moved 4", "acked 4"]
 
 
@@ -223,7 +223,7 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_p
 
     async with asyncio.timeout(LIMIT_S):
         answers = [await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) for _ in range(2)]
-    ids = [[each["MessageId"] for each in answer["Messages"]] for answer in answers]
+    ids = [[entry["MessageId"] for entry in answer["Messages"]] for answer in answers]
     assert ids == [["marq.messages/0/2"], ["marq.messages/0/4"]]
     rig.gate.set()
     await asyncio.wait(rig.limits._ending)
@@ -242,7 +242,7 @@ async def test_a_poll_gets_messages_that_follow_dead_ones_while_these_are_moved(
     async with asyncio.timeout(LIMIT_S):
         answer = await rig.operations.receive("emails", {"WaitTimeSeconds": 20})
 
-    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
     rig.gate.set()
     await rig.limits.stop()
     assert rig.log == ["moved 1", "acked 1"]
@@ -290,7 +290,7 @@ async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redri
     await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
     await rig.limits.stop()
     assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
-    assert [str(error) in each for each in caplog.messages] == [True]
+    assert [str(error) in text for text in caplog.messages] == [True]
 
     assert rig.limits.divide([message(1)], ATTRIBUTES).dead == []
     # The policy or the queue may have been changed.
@@ -324,7 +324,7 @@ async def test_a_poll_returns_no_message_whose_lease_ended_while_its_timeout_was
 
     answer = await clocked.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
 
-    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
     assert clocked.log == ["leased 1 for 600000", "leased 2 for 600000", "released 1"]
 
 
@@ -336,7 +336,7 @@ async def test_a_timeout_that_was_over_before_it_was_durable_counts_as_ended(clo
     assert clocked.log == ["leased 1 for 1000", "released 1"]
     # This client wants it visible at once.
     answer = await clocked.operations.receive("emails", {"VisibilityTimeout": 0})
-    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/2"]
+    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
 
 
 async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_timeout_was_changed() -> None:
@@ -347,5 +347,5 @@ async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_ti
 
     answer = await rig.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
 
-    assert [each["MessageId"] for each in answer["Messages"]] == ["marq.messages/0/3"]
+    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/3"]
     assert rig.log == ["released 1", "released 2", "leased 3 for 600000"]

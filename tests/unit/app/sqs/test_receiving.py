@@ -25,9 +25,9 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.polling import PolledConsumer, TokenSettler
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
-    Delivery,
     QueueReceiver,
     Receivers,
+    SqsDelivery,
     end_of_poll_s,
 )
 from tests.unit.client.fakes import spin
@@ -35,34 +35,34 @@ from tests.unit.client.fakes import spin
 TOKEN = Token("emails", 2**64 - 1, Source("marq.messages", 3), 2**40)
 
 
-def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> Delivery:
-    return Delivery(TOKEN, message_id, attempt, 1_700_000_000_000, b"x", {})
+def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> SqsDelivery:
+    return SqsDelivery(TOKEN, message_id, attempt, 1_700_000_000_000, b"x", {})
 
 
 @given(st.binary(), st.dictionaries(st.text(), st.none() | st.binary(), max_size=3), st.integers(1, 2**32 - 1))
 def test_a_delivery_passes_unchanged_between_endpoints(
     body: bytes, headers: dict[str, bytes | None], attempt: int
 ) -> None:
-    sent = Delivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9, 100.0)
+    sent = SqsDelivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9, 100.0)
 
-    assert Delivery.read(sent.document(40.0), 40.0) == sent
+    assert SqsDelivery.read(sent.document(40.0), 40.0) == sent
 
 
 @pytest.mark.parametrize("member", ["available_ms", "received_ms"])
 def test_the_age_of_a_message_is_unknown_if_an_endpoint_of_an_earlier_version_sent_it(member: str) -> None:
     document = delivery()._replace(available_ms=5_000, received_ms=7_000).document(0)
-    assert Delivery.read(document, 0).age_s == 2
+    assert SqsDelivery.read(document, 0).age_s == 2
     del document[member]
 
-    assert Delivery.read(document, 0).age_s == 0
+    assert SqsDelivery.read(document, 0).age_s == 0
 
 
 def test_a_lease_seems_to_end_earlier_at_another_endpoint_by_the_time_that_its_request_took() -> None:
     """Never later, although the clocks of the endpoints have nothing in common and an answer may wait for long."""
     sent = delivery()._replace(until_s=1_000.0)
 
-    assert Delivery.read(sent.document(990.0), 7.0).until_s == 17.0
-    assert Delivery.read({**sent.document(990.0), "lease_ms": None}, 7.0).until_s == inf
+    assert SqsDelivery.read(sent.document(990.0), 7.0).until_s == 17.0
+    assert SqsDelivery.read({**sent.document(990.0), "lease_ms": None}, 7.0).until_s == inf
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
@@ -157,7 +157,7 @@ class OneOther:
         return await self.answers.get()
 
     def answer(self, *message_ids: str) -> None:
-        self.answers.put_nowait([delivery(each).document(0) for each in message_ids])
+        self.answers.put_nowait([delivery(message_id).document(0) for message_id in message_ids])
 
 
 class Receiver(QueueReceiver):
@@ -182,8 +182,8 @@ class Receiver(QueueReceiver):
             self._other.answer()
         await super().stop()
 
-    async def _release(self, deliveries: Sequence[Delivery]) -> None:
-        self._other.released += [each.id for each in deliveries]
+    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self._other.released += [message.id for message in deliveries]
         self._other.has_released.set()
 
 
@@ -195,7 +195,7 @@ async def test_another_endpoint_is_asked_at_once_for_as_many_messages_as_polls_w
     other.answer("a", "b", "c")
 
     received = await asyncio.gather(*polls)
-    assert [[each.id for each in deliveries] for deliveries in received] == [["a"], ["b", "c"]]
+    assert [[message.id for message in deliveries] for deliveries in received] == [["a"], ["b", "c"]]
     await receiver.stop()
     assert other.released == []
 
@@ -219,7 +219,7 @@ async def test_messages_of_another_endpoint_do_not_stay_when_no_poll_waits() -> 
     leaving.cancel()
     await asyncio.gather(leaving, return_exceptions=True)
     other.answer("a", "b")
-    assert [each.id for each in await waiting] == ["a"]
+    assert [message.id for message in await waiting] == ["a"]
     await asyncio.sleep(0)
 
     # A later poll would get it after its lease, when others have it, or have finished it.
@@ -239,7 +239,7 @@ async def test_a_poll_for_another_endpoint_does_not_keep_a_message_from_a_client
 
     other.answer("a")
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
     for_peer.cancel()
     await receiver.stop()
 
@@ -255,7 +255,7 @@ async def test_if_a_client_leaves_as_its_poll_is_woken_another_poll_gets_the_mes
 
     leaving.cancel()
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
     await receiver.stop()
 
 
@@ -266,7 +266,7 @@ class Slow(Receiver):
         super().__init__(other)
         self.renewing, self.renewed = asyncio.Event(), asyncio.Event()
 
-    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+    async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
         self.renewing.set()
         await self.renewed.wait()
         return []
@@ -286,7 +286,7 @@ async def test_a_poll_gets_a_message_that_arrives_while_the_consumer_renews_leas
 
     receiver.renewed.set()
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
     await receiver.stop()
 
 
@@ -295,7 +295,7 @@ async def test_a_message_of_another_endpoint_does_not_wait_for_the_consumer() ->
     busy = asyncio.create_task(receiver.poll(1, 30))
     await receiver.gets("a", "b")
 
-    assert [each.id for each in await asyncio.wait_for(receiver.poll(10, 30), 5)] == ["a", "b"]
+    assert [message.id for message in await asyncio.wait_for(receiver.poll(10, 30), 5)] == ["a", "b"]
     receiver.renewed.set()
     await receiver.stop()
     assert await busy == []
@@ -305,7 +305,7 @@ async def test_messages_of_another_endpoint_do_not_wait_for_the_consumer_of_thei
     """It may have to renew the leases of its own messages first; the next poll gets those."""
 
     class Both(Receiver):
-        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
             return [delivery("own")] if self.offered.is_set() else []
 
     receiver = Both(other := OneOther())
@@ -314,8 +314,8 @@ async def test_messages_of_another_endpoint_do_not_wait_for_the_consumer_of_thei
 
     other.answer("a")
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
-    assert [each.id for each in await receiver.poll(10, 30)] == ["own"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await receiver.poll(10, 30)] == ["own"]
     await receiver.stop()
 
 
@@ -345,20 +345,20 @@ async def test_a_poll_returns_no_message_of_another_endpoint_whose_lease_has_end
     ended = delivery("ended").document(0) | {"lease_ms": round(-ended_s * 1000)}
     other.answers.put_nowait([ended, delivery("a").document(0)])
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
     await receiver.stop()
     assert other.released == ["ended"]
 
 
 async def test_a_poll_returns_no_message_of_its_own_whose_lease_has_ended() -> None:
     class Late(Receiver):
-        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
             return [delivery("ended")._replace(until_s=time.monotonic()), delivery("a")]
 
     receiver = Late(other := OneOther())
 
-    assert [each.id for each in await receiver.poll(2, 30)] == ["a"]
-    assert [each.id for each in await receiver.poll_for_peer(2, 30)] == ["a"]
+    assert [message.id for message in await receiver.poll(2, 30)] == ["a"]
+    assert [message.id for message in await receiver.poll_for_peer(2, 30)] == ["a"]
     await receiver.stop()
     assert other.released == ["ended", "ended"]
 
@@ -378,7 +378,7 @@ async def test_a_poll_gets_a_message_of_another_endpoint_while_there_is_no_consu
 
     other.answer("a")
 
-    assert [each.id for each in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
     await receiver.stop()
     assert other.released == []
 
@@ -387,17 +387,17 @@ async def test_messages_do_not_wait_until_redeliveries_of_deleted_ones_are_ended
     ended = asyncio.Event()
 
     class Ending(Receiver):
-        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[Delivery]:
+        async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
             return [delivery("deleted", attempt=2), delivery("a")]
 
-        async def _end(self, deliveries: Sequence[Delivery]) -> None:
+        async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
             await ended.wait()
-            self._other.released += [each.id for each in deliveries]
+            self._other.released += [message.id for message in deliveries]
 
     receiver = Ending(other := OneOther())
     receiver.deleted.add("deleted", 1)
 
-    assert [each.id for each in await asyncio.wait_for(receiver.poll(2, 30), 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(receiver.poll(2, 30), 5)] == ["a"]
     ended.set()
     await receiver.stop()
     assert other.released == ["deleted"]
@@ -458,9 +458,9 @@ async def test_a_stop_releases_messages_before_their_consumer_stops() -> None:
         def _new_consumer(self) -> Any:
             return Noting()
 
-        async def _release(self, deliveries: Sequence[Delivery]) -> None:
+        async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
             await spin()
-            steps.extend([f"release {each.id}" for each in deliveries])
+            steps.extend([f"release {message.id}" for message in deliveries])
 
     receiver = Releasing(OneOther())
     await receiver._started.wait()
@@ -541,15 +541,17 @@ async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_th
             for headers in ({}, {"large": bytes(1_000)}):
                 await producer.send_many("emails", [bytes(10 if headers else 1_000)] * 10, headers=headers)
             receiver = QueueReceiver("emails", client, "", settler, nobody)
-            answers: list[list[Delivery]] = []
+            answers: list[list[SqsDelivery]] = []
             while sum(map(len, answers)) < 20:
                 answers.append(await receiver.poll_for_peer(100, 1))
             await receiver.stop()
 
     assert max(map(len, answers)) == 4
     # A redelivery has the id of its first record.
-    tokens = {each.id: each.token for answer in answers for each in answer}
-    assert list(tokens) == [f"{each.source.topic}/{each.source.partition}/{each.offset}" for each in tokens.values()]
+    tokens = {message.id: message.token for answer in answers for message in answer}
+    assert list(tokens) == [
+        f"{token.source.topic}/{token.source.partition}/{token.offset}" for token in tokens.values()
+    ]
     assert len(tokens) == 20
 
 

@@ -25,7 +25,7 @@ from marq_worker.sqs.authentication import FAILURES
 from marq_worker.sqs.aws_json import Call
 from marq_worker.sqs.bodies import MAX_BODY_BYTES, Bodies
 from marq_worker.sqs.peers import PATH, SETTLE_PATH, Peers
-from marq_worker.sqs.receiving import Delivery, Receivers
+from marq_worker.sqs.receiving import Receivers, SqsDelivery
 from marq_worker.sqs.server import SqsServer, room_for_connections
 from marq_worker.web.sqs_metrics import CallMetrics
 from tests.unit.client.fakes import spin
@@ -227,12 +227,12 @@ class TwoMessages:
     def known(self, queue: str) -> TwoMessages:
         return self
 
-    async def poll_for_peer(self, most: int, wait_s: float) -> list[Delivery]:
+    async def poll_for_peer(self, most: int, wait_s: float) -> list[SqsDelivery]:
         token = Token("q", 1, Source("marq.messages", 0), 0)
-        return [Delivery(token, str(number), 1, 1, b"x", {}) for number in range(2)]
+        return [SqsDelivery(token, str(number), 1, 1, b"x", {}) for number in range(2)]
 
-    def release(self, deliveries: Sequence[Delivery]) -> None:
-        self.released += [each.id for each in deliveries]
+    def release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        self.released += [delivery.id for delivery in deliveries]
 
 
 async def ask(endpoint: Endpoint, receiver: TwoMessages) -> list[str]:
