@@ -34,7 +34,7 @@ class Tables:
 def arrow(rows: Sequence[dict[str, Any]], schema: StructType) -> pa.Table:
     """Return rows as a table; missing values are null."""
     whole = [{name: row.get(name) for name in schema.names} for row in rows]
-    return pa.Table.from_pylist(whole, to_arrow_schema(schema))
+    return pa.Table.from_pylist(whole, to_arrow_schema(schema, timezone="UTC"))
 
 
 @dataclass
