@@ -155,11 +155,11 @@ class _Story:
 
     queue: str
     payload: Payload
-    #: Deliveries whose lease ended: with no further marker, and with a late ACK.
-    silent: int = 0
-    late: int = 0
-    #: How many of these led to another delivery.
-    doubled: int = 0
+    #: Whether an ACK came after a lease had ended.
+    late: bool = False
+    #: How the last lease ended, and how those ended that led to another delivery.
+    cause: str = ""
+    causes: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass(slots=True)
@@ -370,8 +370,8 @@ class SyntheticHistory:
         fires = []
         for index in np.flatnonzero(~acked).tolist():
             story, fate = read.story(index), int(fates[index])
-            story.late += fate == _ACK_LATE
-            story.silent += fate == _LET_EXPIRE
+            story.late |= fate == _ACK_LATE
+            story.cause = "acked late" if fate == _ACK_LATE else "ended while held"
             fires.append((read.offsets[index], story, _lease(story, fate)))
         self._fire(read.source, fires)
         if late:
@@ -379,14 +379,12 @@ class SyntheticHistory:
 
     def _end(self, story: _Story, *, acked: bool, dead: bool) -> None:
         counts = self.truth.counts[story.queue]
-        acked = acked or story.late > 0
+        acked = acked or story.late
         counts["acked"] += acked
         counts["dead"] += dead
         counts["acked_and_dead"] += acked and dead
-        counts["duplicates"] += story.doubled
-        if story.doubled:
-            self.truth.causes["ended while held"] += story.silent
-            self.truth.causes["acked late"] += story.late
+        counts["duplicates"] += story.causes.total()
+        self.truth.causes.update(story.causes)
 
     # --- the tracker --------------------------------------------------------------------------------------------------
 
@@ -419,7 +417,8 @@ class SyntheticHistory:
         self.truth.rows["messages"] += 1
         delayed = fire.lease.state is State.DELAYED
         self.truth.counts[story.queue]["redelivered"] += not delayed
-        story.doubled += fire.lease.state is State.LEASED
+        if fire.lease.state is State.LEASED:
+            story.causes[story.cause] += 1
         story.payload = Payload(now, fire.attempt, made.key, made.headers, made.value)
         lane.copies.append((offset, story))
 
