@@ -11,10 +11,11 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from confluent_kafka import TopicPartition
@@ -274,6 +275,15 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
     made.write(made.names.queues, json.dumps(order.document()).encode(), key=quarantine_key(order))
     counts = ingest(spark, connection, lake)
     assert (counts["markers"], counts["corrupt"]) == (1, 1)
+
+
+def test_other_readers_see_times_in_utc_also_those_of_the_year_9999(ingested: Ingested) -> None:
+    path = Path(ingested.lake.path.removeprefix("file:"), "messages")
+
+    times = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["sent_at", "deliver_at"])
+
+    assert {field.type for field in times.schema} == {pa.timestamp("us", tz="UTC")}
+    assert max(filter(None, times["deliver_at"].to_pylist())) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 
 class Killed(Exception):
