@@ -287,8 +287,10 @@ class Ingest:
                     f"{topic} was recreated after its records had been ingested: its id was {known[-1]} and is"
                     f" {ids[topic]}. {_START_OVER}"
                 )
+            # A topic without ingested records may have been recreated since.
+            unread = topic in ids and topic not in before["names"]
             for partition, begin in partitions.items():
-                position = end.get(name, {}).get(partition)
+                position = None if unread else end.get(name, {}).get(partition)
                 if position is None:
                     first.setdefault(name, {})[partition] = position = begin
                 elif begin > position:

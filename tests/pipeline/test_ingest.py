@@ -399,6 +399,7 @@ def delete_records(made: Namespace, topic: str, before: int, partition: int = 0)
     gone.result(30)
 
 
+@pytest.mark.verify
 def test_one_topic_or_record_does_not_stop_the_others(
     spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
 ) -> None:
@@ -469,10 +470,14 @@ def test_a_topic_that_is_recreated_before_its_records_are_ingested_keeps_its_nam
     own = f"{made.names.prefix}.own"
     made.make(own)
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    for _ in range(3):
+        made.write(own)
+    delete_records(made, own, 3)
+    other = made.write(made.names.messages, key=b"emails")
     ingest(spark, connection, lake)
     recreate(made, own)
     place = made.write(own)
 
     assert ingest(spark, connection, lake)["messages"] == 1
 
-    assert by_place(lake).keys() == {place}
+    assert by_place(lake).keys() == {other, place}
