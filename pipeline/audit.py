@@ -13,6 +13,7 @@ finished (the table ``handled``), it counts exactly the messages that were finis
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from pyspark.sql import Column, DataFrame
@@ -24,7 +25,7 @@ from pipeline.record_parts import PLACE
 #: Counts of a queue; each is a sum over its messages.
 COUNTS = (
     "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "deduplicated", "abandoned",
-    "expired_unread", "lost", "redelivered", "redriven", "duplicates", "differences", "pending", "unknown",
+    "expired_unread", "lost", "redelivered", "redriven", "duplicates", "differences", "pending", "unknown", "untimed",
 )  # fmt: skip
 
 #: Counts of messages in a state of this name.
@@ -40,15 +41,21 @@ CAUSES = {
     "acked behind the copy": "4: the ack came between redelivery and fact",
     "acquired again": "5, 8, 9, 13: the record was acquired more than once",
     "aborted copy": "6: a redelivery of a transaction that was aborted",
+    "unknown": "unknown: the topics do not show it",
 }
 
 
 def chosen(lifecycle: DataFrame, queue: str | None, begin_ms: int | None, end_ms: int | None) -> DataFrame:
     """Return the messages of a queue that were sent in a time range; the end is excluded."""
-    sent_ms = F.unix_millis("sent_at")
     rows = lifecycle if queue is None else lifecycle.where(F.col("queue") == queue)
-    rows = rows if begin_ms is None else rows.where(sent_ms >= begin_ms)
-    return rows if end_ms is None else rows.where(sent_ms < end_ms)
+    return between(rows, "sent_at", begin_ms, end_ms)
+
+
+def between(rows: DataFrame, column: str, begin_ms: int | None, end_ms: int | None) -> DataFrame:
+    """Return the rows with a time in a range; the end is excluded."""
+    ms = F.unix_millis(column)
+    rows = rows if begin_ms is None else rows.where(ms >= begin_ms)
+    return rows if end_ms is None else rows.where(ms < end_ms)
 
 
 def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
@@ -69,11 +76,13 @@ def judged(messages: DataFrame, handled: DataFrame | None = None) -> DataFrame:
         **{name: known & (state == name) for name in _STATES},
         "redelivered": F.col("redeliveries"),
         "redriven": F.col("redrives"),
-        "duplicates": F.greatest(F.lit(0), duplicates),
+        "duplicates": F.col("duplicates"),
         "differences": F.size("differences") > 0,
         "pending": F.size("pending") > 0,
         "unknown": ~known & (state != "no_queue"),
+        "untimed": known & F.col("sent_at").isNull(),
     }
+    rows = rows.withColumn("duplicates", F.coalesce(F.greatest(F.lit(0), duplicates), F.lit(0)))
     return rows.select(
         "queue",
         "sent_at",
@@ -94,8 +103,11 @@ def wrong(*, drained: bool) -> Column:
     return differs | F.col("unfinished") | (F.col("pending") > 0) if drained else differs
 
 
-def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
-    """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages."""
+def verdict(rows: DataFrame, *, corrupt: Sequence[str] = (), drained: bool = False) -> dict[str, Any]:
+    """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages.
+
+    ``corrupt``: the places of records of the markers topic that are not markers, which no operator has quarantined.
+    """
     by_queue = {row["queue"] or "": {name: row[name] for name in COUNTS} for row in account(rows).collect()}
     different = rows.where(wrong(drained=drained))
     count = different.count()
@@ -108,7 +120,8 @@ def verdict(rows: DataFrame, *, drained: bool = False) -> dict[str, Any]:
             for row in different.orderBy("id").limit(MAX_IDS).collect()
         ],
         "wrong_count": count,
-        "right": not count and all(balanced(counts) for counts in by_queue.values()),
+        "corrupt_markers": [*corrupt],
+        "right": not count and not corrupt and all(balanced(counts) for counts in by_queue.values()),
     }
 
 
@@ -118,8 +131,8 @@ def account(judged: DataFrame) -> DataFrame:
 
 
 def causes(judged: DataFrame) -> DataFrame:
-    """Return how often messages with duplicates show each cause: cause, count."""
-    rows = judged.where(F.col("duplicates") > 0).select(F.explode("causes").alias("cause"))
+    """Return the number of duplicates by cause: cause, count."""
+    rows = judged.select(F.explode("causes").alias("cause"))
     return rows.groupBy("cause").count().orderBy("cause")
 
 
@@ -158,16 +171,21 @@ def _with_finished(messages: DataFrame, handled: DataFrame) -> DataFrame:
 
 
 def _causes() -> Column:
-    """Return the causes of duplicates that a message's deliveries show."""
+    """Return one cause for each of a message's ``duplicates``, as far as its deliveries show them."""
 
-    def cause(delivery: Column) -> Column:
-        expired = delivery["outcome"] == "expired"
-        return (
+    def of_delivery(delivery: Column) -> Column:
+        # The last expiry leads to a dead letter, and repeats nothing.
+        repeated = (delivery["outcome"] == "expired") & delivery["copied"]
+        cause = (
             F.when(~delivery["committed"] & ~delivery["redriven"] & delivery["handed_out"], "aborted copy")
-            .when(expired & (delivery["acked_at"] >= delivery["ended_at"]), "acked late")
-            .when(expired | (delivery["expirations"] > 0), "ended while held")
-            .when(delivery["acquisitions"] > 1, "acquired again")
+            .when(repeated & (delivery["acked_at"] >= delivery["ended_at"]), "acked late")
+            .when(repeated, "ended while held")
+            .when((delivery["expirations"] == 0) & (delivery["acquisitions"] > 1), "acquired again")
         )
+        in_place = F.array_repeat(F.lit("ended while held"), delivery["expirations"].cast("int"))
+        return F.concat(in_place, F.array(cause))
 
     behind = F.when((F.col("redeliveries") == 0) & (F.size("deliveries") > 1) & F.col("acked"), "acked behind the copy")
-    return F.array_compact(F.concat(F.transform("deliveries", cause), F.array(behind)))
+    shown = F.array_compact(F.concat(F.flatten(F.transform("deliveries", of_delivery)), F.array(behind)))
+    count = F.col("duplicates").cast("int")
+    return F.slice(F.concat(shown, F.array_repeat(F.lit("unknown"), count)), F.lit(1), count)

@@ -80,6 +80,18 @@ def passed_over() -> Column:
     return within() | F.coalesce(behind, F.lit(False))
 
 
+def lost() -> Column:
+    """Return whether its queue passed it over, and compaction did not remove it."""
+    return passed_over() & ~F.col("compacted")
+
+
+def ingested() -> Column:
+    """Return whether ``ingest`` has read its place: it is neither before the first offset nor in a gap."""
+    offset = F.col("offset")
+    in_gap = F.exists("gaps", lambda gap: (offset >= gap[0]) & (offset < gap[1]))
+    return (offset >= F.col("first_offset")) & ~in_gap
+
+
 def within() -> Column:
     return F.coalesce(F.exists("runs", lambda run: F.col("offset").between(run[0], run[1])), F.lit(False))
 
@@ -87,13 +99,16 @@ def within() -> Column:
 def _contradiction(held_back: Column) -> Column:
     """Return what contradicts the protocol: one text, or null."""
     unread, record = F.col("open_pos").isNull(), F.col("record")
-    known = F.col("first_offset").isNull() | (F.col("offset") >= F.col("first_offset"))
+    known = F.coalesce(ingested(), F.lit(True))
     ended = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
     text = (
         F.when(F.col("records") > 1, "ingested twice")
         .when(F.col("facts") > 1, "two facts")
         .when(unread & ended & known, "finished, but never acquired or delayed")
-        .when(unread & record.isNotNull() & F.col("queue").isNotNull() & passed_over(), "passed over")
+        .when(
+            unread & record.isNotNull() & F.col("queue").isNotNull() & passed_over() & ~F.col("compacted"),
+            "passed over",
+        )
         .when(_absent() & ~held_back, _NO_RECORD)
     )
     return F.when(text.isNotNull(), F.concat_ws(": ", text, F.col("place")))
@@ -106,5 +121,5 @@ def _overtook() -> Column:
 
 def _absent() -> Column:
     """Return whether a record was acquired but does not exist, and is not a copy of an aborted transaction."""
-    sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & (F.col("offset") >= F.col("first_offset"))
+    sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & ingested() & ~F.col("compacted")
     return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
@@ -31,7 +31,11 @@ class Cut:
     backoffs: Mapping[str, int]
     paused_at: Mapping[str, int]
     dead_letters_topic: str
-    #: True if markers had been removed before the first one was ingested.
+    #: True if markers were removed before they were ingested.
     truncated: bool
+    #: Records that retention removed before they were ingested: topic, partition, the first offset, and the next one.
+    gaps: Sequence[tuple[str, int, int, int]] = ()
+    #: Compacted topics, whose records may have been removed before they were ingested or received.
+    compacted: tuple[str, ...] = ()
     #: True if messages have ordering keys.
     keyed: bool = False

@@ -9,7 +9,15 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
-from pipeline.audit_differences import differences_of_record, overdue, passed_over, pending_of_record, within
+from pipeline.audit_differences import (
+    differences_of_record,
+    ingested,
+    lost,
+    overdue,
+    passed_over,
+    pending_of_record,
+    within,
+)
 from pipeline.cut import Cut
 from pipeline.key_order import overtakes
 from pipeline.record_parts import KEY, PARTS, PLACE, later_by
@@ -59,6 +67,7 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     rows = parts.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
     rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
+    rows = rows.withColumn("compacted", F.col("topic").isin(*cut.compacted))
     if cut.keyed:
         rows = rows.join(F.broadcast(overtakes(parts)), list(KEY), "left")
     else:
@@ -68,13 +77,23 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
 
 
 def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
-    """Return the first offset of each partition, at its first ingest and now; each stands for the other if unknown."""
+    """Return the first offset of each partition, at its first ingest and now; each stands for the other if unknown.
+
+    ``gaps`` are the records that retention removed before they were ingested: the first offset, and the next one.
+    """
+    gaps: dict[tuple[str, int], list[list[int]]] = {}
+    for topic, partition, *gap in cut.gaps:
+        gaps.setdefault((topic, partition), []).append(gap)
     rows = []
     for topic in cut.first.keys() | cut.begins.keys():
         first, begin = cut.first.get(topic, {}), cut.begins.get(topic, {})
         both = ({**begin, **first}, {**first, **begin})
-        rows += [(topic, int(partition), *[offsets[partition] for offsets in both]) for partition in both[0]]
-    return spark.createDataFrame(rows, "topic string, partition long, first_offset bigint, begin_offset bigint")
+        rows += [
+            (topic, int(partition), *[offsets[partition] for offsets in both], gaps.get((topic, int(partition)), []))
+            for partition in both[0]
+        ]
+    columns = "topic string, partition long, first_offset bigint, begin_offset bigint, gaps array<array<bigint>>"
+    return spark.createDataFrame(rows, columns)
 
 
 def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
@@ -222,7 +241,12 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "last_at",
         "seen_at",
         _state().alias("state"),
-        (root & (count["records"] > 0) | root & F.col("drawn") & F.col("delayed").isNotNull()).alias("known"),
+        (
+            root & (count["records"] > 0)
+            | root & F.col("drawn") & F.col("delayed").isNotNull()
+            # Compaction may have removed the record since.
+            | root & F.col("compacted") & F.col("acquired").isNotNull()
+        ).alias("known"),
         root.alias("root"),
         (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
         F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
@@ -240,7 +264,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(F.col("fact.kind").isin(*_COPIES), F.col("fact.attempt")).otherwise(0).alias("copy_fact_attempts"),
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
         F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
-        (F.col("offset") < F.col("first_offset")).alias("before_first"),
+        (~ingested()).alias("before_first"),
         overdue(cut).alias("overdue"),
         differences_of_record(held_back).alias("differences"),
         pending_of_record(held_back).alias("pending"),
@@ -252,8 +276,8 @@ def _state() -> Column:
     unread = (
         F.when(F.col("record").isNull(), "strange")
         .when(F.col("queue").isNull(), "no_queue")
-        .when(passed_over(), "lost")
-        .when(F.col("offset") < F.col("begin_offset"), "expired_unread")
+        .when(lost(), "lost")
+        .when(passed_over() | (F.col("offset") < F.col("begin_offset")), "expired_unread")
         .otherwise("waiting")
     )
     return (
@@ -297,4 +321,6 @@ def _count(test: Column) -> Column:
 
 
 def _millis(since: str | Column, until: str | Column) -> Column:
-    return F.unix_millis(until) - F.unix_millis(since)
+    """Return a duration: 0 if the clock that wrote the begin is ahead of the other one."""
+    ms = F.unix_millis(until) - F.unix_millis(since)
+    return F.when(ms < 0, 0).otherwise(ms)

@@ -6,39 +6,64 @@ topics to their ends, has the record of each fact, unless an open transaction ho
 round's commit records which partitions were held back. *In the opposite order* every running system would seem to lose
 messages.
 
-Before it reads a batch, Spark records the batch's offsets; a batch that did not finish is read again, with the same
-number and offsets. The rows of a batch count once its commit exists (:mod:`pipeline.lake`).
+A batch begins where the last commit of its stream ends, and its own commit names its end (:mod:`pipeline.lake`). So the
+tables and the position in Kafka change together, and a batch that did not finish is read again.
+
+One topic or record does not stop the others. If Spark cannot read a batch, its topics are read one by one:
+
+* Retention has removed records before they were read: the commit has the *gap*, and the topic goes on after it.
+* A record has a time that Spark cannot express: Kafka's own client reads it, and its time is null.
+* A queue's own topic was recreated: its records get the topic ``NAME@ID`` (:mod:`pipeline.incarnations`).
+* A queue's own topic cannot be read for another reason: the commit of the round says why, and the next round tries
+  again.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from marq.wire.names import incarnation, log_name
 from pipeline import records
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
+from pipeline.incarnations import renamed
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import CORRUPT, DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
+#: Records that Kafka's own client reads at once, from the first one on that Spark cannot read.
+APART_LIMIT = 1_000
 ROUNDS = "rounds"
 #: {topic: {partition: offset}}, with partitions as text, as in JSON.
 Offsets = dict[str, dict[str, int]]
+#: What to read: the first offset and the end of each partition.
+Ranges = dict[str, dict[str, tuple[int, int]]]
 
 _TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 _START_OVER = "Start over with an empty data directory (--data)"
+_RECORDS = (
+    "topic string, partition int, offset long, ms long, key binary, value binary,"
+    " headers array<struct<key: string, value: binary>>"
+)
+#: The record whose time Spark cannot express.
+_UNREADABLE = re.compile(r"Record at topic (\S+) partition (\d+) offset (\d+) has timestamp")
+#: The state of a stream before its first batch.
+_NOTHING: Commit = {"batch": -1, "first": {}, "end": {}, "names": {}, "gaps": []}
 
 
 @dataclass(frozen=True)
@@ -81,17 +106,21 @@ class Ingest:
         self._say = say
         self._limits = limits
         self._rows: Counter[str] = Counter()
-        #: Records of newer versions that operators quarantined: partition, offset and digest.
+        #: Records that operators quarantined: partition, offset and digest.
         self._quarantined: list[str] = []
+        #: Topics that could not be read in this round, with the reason.
+        self._unread: dict[str, str] = {}
+        #: The queues topic up to these ends, so that a round without new definitions does not read it again.
+        self._history: tuple[object, QueueHistory] = (None, QueueHistory())
 
     def round(self) -> dict[str, int]:
         """Ingest all records up to the current end; return the number of new rows of each table.
 
         Raises:
-            PipelineError: topics are missing, the directory belongs to another namespace, retention removed records
-                that were not ingested, a marker has a newer version, or another ingest is running.
+            PipelineError: topics are missing, the directory belongs to another namespace, one of Marq's own topics was
+                recreated, a marker has a newer version, or another ingest is running.
         """
-        with self._lake.alone("ingest"):
+        with self._lake.alone("ingest"), self._topics.connected():
             return self._round()
 
     def _round(self) -> dict[str, int]:
@@ -106,8 +135,9 @@ class Ingest:
         self._lake.belong(self._topics.cluster_id(), names.prefix)
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
+        self._unread = {}
         subscriptions = self._subscriptions(history, existing)
-        own = {subscription.topic for subscription in subscriptions} & {*existing}
+        own = {log_name(subscription.topic) for subscription in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
         markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
         messages = Stream(
@@ -123,131 +153,196 @@ class Ingest:
             records_limit,
         )
         self._rows = Counter(dict.fromkeys(_TABLES, 0))
-        self._ingest(markers)
+        self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
         written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
-        self._ingest(messages)
-        self._ingest(dead_letters)
+        self._ingest(messages, messages.topics)
+        self._ingest(dead_letters, dead_letters.topics)
         self._close([markers, messages, dead_letters], history, subscriptions, written)
         return dict(self._rows)
 
     def _definitions(self) -> QueueHistory:
+        topic = self._connection.names.queues
+        ends = self._topics.ids([topic]), self._topics.ends([topic])
+        if self._history[0] == ends:
+            return self._history[1]
         reader = self._spark.read.format("kafka").options(**self._connection.options())
-        read = reader.option("subscribe", self._connection.names.queues).load()
+        read = reader.option("subscribe", topic).load()
         history = QueueHistory()
         written_ms = F.unix_millis("timestamp")
         for *contents, at_ms in read.orderBy("partition", "offset").select("key", "value", written_ms).collect():
             key, value = (None if content is None else bytes(content) for content in contents)
             history.fold(key, value, at_ms)
+        self._history = (ends, history)
         return history
 
     def _subscriptions(self, history: QueueHistory, existing: Collection[str]) -> list[Subscription]:
-        """Return all subscriptions, also those of earlier rounds, because compaction removes former settings."""
+        """Return all subscriptions, also those of earlier rounds, because compaction removes former settings.
+
+        A queue has one for each incarnation of its topic.
+        """
         last = self._lake.last_commit(ROUNDS) or {"subscriptions": []}
-        before = {
-            (subscription["queue"], subscription["topic"]): subscription["since"]
-            for subscription in last["subscriptions"]
-        }
-        pairs = {pair for pair in history.pairs if self._connection.names.is_senders_topic(pair[1])} | before.keys()
-        new = sorted({topic for _, topic in pairs - before.keys()} & {*existing})
+        before = {(known.queue, known.topic): known for known in map(Subscription.read, last["subscriptions"])}
+        pairs = {pair for pair in history.pairs if self._connection.names.is_senders_topic(pair[1])}
+        logs = sorted({*[topic for _, topic in pairs], *[log_name(topic) for _, topic in before]} & {*existing})
+        ids = self._topics.ids(logs) if logs else {}
+        names = (self._lake.last_commit("messages") or _NOTHING)["names"]
+        now = {topic: _name(names, topic, ids.get(topic, "")) for topic in logs}
+        pairs |= {(queue, log_name(topic)) for queue, topic in before}
+        wanted = sorted({*before, *((queue, now.get(topic, topic)) for queue, topic in pairs)})
         # Looked up before the markers are read: records that retention removes later may have later ACQUIREs.
+        new = sorted({log_name(topic) for queue, topic in wanted if (queue, topic) not in before} & now.keys())
         begins = _named(self._topics.begins(new)) if new else {}
         current = history.current
-        return [
-            Subscription(
-                queue,
-                topic,
-                current.settings(queue).topic == topic,
-                before[queue, topic] if (queue, topic) in before else begins.get(topic, {}),
-                current.skipped(queue),
+        subscriptions = []
+        for queue, name in wanted:
+            topic = log_name(name)
+            is_now = now.get(topic, name) == name
+            known = before.get((queue, name), Subscription(queue, name, since=begins.get(topic, {})))
+            subscriptions.append(
+                replace(
+                    known,
+                    current=is_now and current.settings(queue).topic == topic,
+                    purge=current.skipped(queue),
+                    incarnation=known.incarnation or (ids.get(topic, "") if is_now else ""),
+                )
             )
-            for queue, topic in sorted(pairs)
-        ]
+        return subscriptions
 
-    def _ingest(self, stream: Stream) -> None:
-        # Requested before records are read: if a topic is recreated meanwhile, the next round notices it.
-        ids = self._topics.ids(stream.topics)
-        begins = _named(self._topics.begins(stream.topics))
-        self._check_gaps(stream, ids, begins)
+    # --- one stream ---------------------------------------------------------------------------------------------------
+
+    def _ingest(self, stream: Stream, topics: Sequence[str]) -> None:
+        """Read some topics of a stream to their current ends, in batches."""
+        try:
+            self._ingest_all(stream, topics)
+        except _RecreatedError:
+            self._ingest(stream, topics)
+
+    def _ingest_all(self, stream: Stream, topics: Sequence[str]) -> None:
+        # The ids come first: a topic that is recreated meanwhile has another one before its batch is committed.
+        ids = self._topics.ids(topics)
+        begins, ends = _named(self._topics.begins(topics)), _named(self._topics.ends(topics))
+        while True:
+            before = self._lake.last_commit(stream.name) or _NOTHING
+            progress = self._begun(before, ids, begins, ends)
+            ranges = _left(progress, ids, ends, self._unread)
+            if not ranges:
+                if progress["gaps"] != before["gaps"]:
+                    self._publish(stream, progress, {}, ids, {})
+                return
+            try:
+                self._take(stream, progress, _share(ranges, stream.limit), ids)
+            except (PySparkException, Py4JError) as error:
+                if isinstance(error, Py4JNetworkError):
+                    raise
+                if len(ranges) > 1:
+                    for topic in ranges:
+                        self._ingest(stream, [topic])
+                    return
+                if not self._overcome(stream, progress, ranges, ids, error):
+                    return
+
+    def _overcome(
+        self, stream: Stream, progress: Commit, ranges: Ranges, ids: Mapping[str, str], error: Exception
+    ) -> bool:
+        """Handle an error of Spark with the only topic of these ranges; return whether to read on."""
+        [(topic, partitions)] = ranges.items()
+        unreadable = _UNREADABLE.search(str(error))
+        if unreadable is not None:
+            _, partition, offset = unreadable.groups()
+            begin, end = partitions[partition]
+            if begin < int(offset):
+                self._take(stream, progress, {topic: {partition: (begin, int(offset))}}, ids)
+            else:
+                self._take_apart(stream, progress, topic, partition, range(begin, min(end, begin + APART_LIMIT)), ids)
+            return True
+        if topic not in self._topics.existing():
+            reason = f"{topic} was deleted"
+        else:
+            begins = self._topics.begins([topic])[topic]
+            gone = any(begins[int(partition)] > begin for partition, (begin, _) in partitions.items())
+            if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
+                self._ingest(stream, [topic])
+                return False
+            reason = f"{topic} could not be read: {sentence(error)}"
+        if not self._connection.names.is_senders_topic(topic):
+            raise PipelineError(f"{stream.name}: {reason}") from error
+        self._leave_out(topic, reason)
+        return False
+
+    def _leave_out(self, topic: str, reason: str) -> None:
+        if topic not in self._unread:
+            self._say(reason)
+        self._unread[topic] = reason
+
+    def _begun(self, before: Commit, ids: Mapping[str, str], begins: Offsets, ends: Offsets) -> Commit:
+        """Return the state of a stream before its next batch: of new partitions, and after gaps."""
+        first, end, gaps = _copy(before["first"]), _copy(before["end"]), list(before["gaps"])
+        for topic, partitions in begins.items():
+            name = _name(before["names"], topic, ids.get(topic, ""))
+            own = self._connection.names.is_senders_topic(topic)
+            if name != topic and not own:
+                known = [*before["names"][topic]]
+                raise PipelineError(
+                    f"{topic} was recreated after its records had been ingested: its id was {known[-1]} and is"
+                    f" {ids[topic]}. {_START_OVER}"
+                )
+            # A topic without ingested records may have been recreated since.
+            unread = topic in ids and topic not in before["names"]
+            for partition, begin in partitions.items():
+                position = None if unread else end.get(name, {}).get(partition)
+                if position is None:
+                    first.setdefault(name, {})[partition] = position = begin
+                elif begin > position:
+                    gaps.append([name, int(partition), position, begin])
+                    self._say(
+                        f"retention removed records {position} to {begin - 1} of {topic}/{partition} before they were"
+                        " ingested: run ingest more often than the topic's retention"
+                    )
+                    position = begin
+                elif ends[topic][partition] < position:
+                    reason = (
+                        f"{topic}/{partition} ends at {ends[topic][partition]}, and {position} were ingested: the"
+                        " topic was recreated"
+                    )
+                    if not own:
+                        raise PipelineError(f"{reason}. {_START_OVER}")
+                    self._leave_out(topic, reason)
+                end.setdefault(name, {})[partition] = position
+        return {**before, "first": first, "end": end, "gaps": gaps}
+
+    def _take(self, stream: Stream, progress: Commit, ranges: Ranges, ids: Mapping[str, str]) -> None:
+        """Read ranges with Spark, and commit them as one batch."""
         options = {
             **self._connection.options(),
             "kafka.isolation.level": "read_committed",
-            "subscribe": ",".join(stream.topics),
-            "startingOffsets": json.dumps(begins),
+            "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in ranges.items()}),
+            "startingOffsets": json.dumps(_bounds(ranges, 0)),
+            "endingOffsets": json.dumps(_bounds(ranges, 1)),
             "failOnDataLoss": "true",
             "includeHeaders": str(stream.name != "markers").lower(),
-            "maxOffsetsPerTrigger": str(stream.limit),
         }
-        read = self._spark.readStream.format("kafka").options(**options).load()
-        failures: list[Exception] = []
+        read = self._spark.read.format("kafka").options(**options).load()
+        self._commit(stream, progress, read, _bounds(ranges, 1), ids)
 
-        def take(batch: DataFrame, number: int) -> None:
-            try:
-                self._take(stream, batch, number, ids, begins)
-            except Exception as error:
-                # Spark would embed the error's text in other messages.
-                failures.append(error)
-                raise
+    def _take_apart(
+        self, stream: Stream, progress: Commit, topic: str, partition: str, offsets: range, ids: Mapping[str, str]
+    ) -> None:
+        """Read records that Spark cannot read; those with such a time get one that :mod:`pipeline.records` removes."""
+        read, end = self._topics.read(topic, int(partition), offsets)
+        rows = [
+            (topic, int(partition), offset, min(ms, LAST_MS + 1), key, value, headers)
+            for offset, ms, key, value, headers in read
+        ]
+        frame = self._spark.createDataFrame(rows, _RECORDS).withColumn("timestamp", F.timestamp_millis("ms"))
+        self._commit(stream, progress, frame, {topic: {partition: end}}, ids)
 
-        writer = read.writeStream.foreachBatch(take).option("checkpointLocation", self._lake.checkpoint(stream.name))
-        try:
-            query = writer.queryName(stream.name).trigger(availableNow=True).start()
-            query.awaitTermination()
-        except PySparkException as error:
-            if failures:
-                raise failures[0] from None
-            self._check_gaps(stream, self._topics.ids(stream.topics), _named(self._topics.begins(stream.topics)))
-            raise _explained(error, stream) from error
-
-    def _check_gaps(self, stream: Stream, ids: Mapping[str, str], begins: Offsets) -> None:
-        """Check that the topics still have all records after the last commit."""
-        last = self._lake.last_commit(stream.name)
-        if last is None:
-            return
-        if not self._lake.exists(f"_checkpoints/{stream.name}/offsets"):
-            raise PipelineError(
-                f"{self._lake.path}: the checkpoint of {stream.name} is missing, and without it records would be"
-                f" ingested twice. {_START_OVER}"
-            )
-        for topic, id_ in last.get("topic_ids", {}).items():
-            if ids.get(topic, id_) != id_:
-                raise PipelineError(
-                    f"{topic} was recreated after its records had been ingested: its id was {id_} and is {ids[topic]}."
-                    f" {_START_OVER}"
-                )
-        ends = _named(self._topics.ends(stream.topics))
-        for topic, partitions in last["end"].items():
-            for partition, position in partitions.items():
-                begin = begins.get(topic, {}).get(partition)
-                if begin is None:
-                    continue
-                if begin > position:
-                    raise PipelineError(
-                        f"retention has removed records {position} to {begin - 1} of {topic}/{partition} before they"
-                        f" were ingested, so their content is unknown. {_START_OVER}, and run ingest more often than"
-                        " the topic's retention"
-                    )
-                if ends[topic][partition] < position:
-                    raise PipelineError(
-                        f"{topic}/{partition} ends at {ends[topic][partition]}, and {position} were ingested: the"
-                        f" topic was recreated. {_START_OVER}"
-                    )
-
-    def _take(self, stream: Stream, batch: DataFrame, number: int, ids: Mapping[str, str], begins: Offsets) -> None:
-        before = self._lake.commit(stream.name, number - 1) if number else None
-        # Spark recorded the end of the batch before it passed the batch on.
-        planned = self._lake.read_text(f"_checkpoints/{stream.name}/offsets/{number}")
-        assert planned is not None
-        end: Offsets = json.loads(planned.splitlines()[-1])
-        done = self._lake.commit(stream.name, number)
-        if done is not None:
-            if done["end"] != end:
-                raise PipelineError(
-                    f"{self._lake.path}: batch {number} of {stream.name} was ingested with another end, so the"
-                    f" checkpoint is not the one that belongs to it. {_START_OVER}"
-                )
-            return  # the process that committed it died before Spark's own commit
-        rows = stream.rows(batch).withColumn("date", F.to_date(stream.day_of))
+    def _commit(self, stream: Stream, progress: Commit, read: DataFrame, end: Offsets, ids: Mapping[str, str]) -> None:
+        """Write the rows of a batch, and make them count."""
+        number = progress["batch"] + 1
+        names = {topic: _name(progress["names"], topic, ids.get(topic, "")) for topic in end}
+        rows = renamed(stream.rows(read), {topic: name for topic, name in names.items() if name != topic})
+        rows = rows.withColumn("date", F.to_date(stream.day_of))
         partition_by = ["date"]
         if "corrupt" in stream.parts:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())
@@ -255,17 +350,26 @@ class Ingest:
         stage = self._lake.stage(stream.name, number)
         rows.write.partitionBy(*partition_by).parquet(stage)
         counts = self._counts(stream, number, stage)
-        commit = {
-            "begin": begins if before is None else _joined(begins, before["end"]),
-            "end": end,
-            "topic_ids": {**(before or {}).get("topic_ids", {}), **_of_read(ids, end)},
-            "rows": counts,
-            "payload": self._payload,
-        }
-        self._lake.publish(stream.name, number, stream.parts, commit)
+        if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
+            raise _RecreatedError
+        self._publish(stream, progress, end, ids, counts)
         self._rows.update(counts)
         shown = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
         self._say(f"batch {number} of {stream.name}: {shown}")
+
+    def _publish(
+        self, stream: Stream, progress: Commit, end: Offsets, ids: Mapping[str, str], rows: Mapping[str, int]
+    ) -> None:
+        names = {topic: dict(known) for topic, known in progress["names"].items()}
+        ends = _copy(progress["end"])
+        for topic, partitions in end.items():
+            name = _name(names, topic, ids.get(topic, ""))
+            ends[name].update(partitions)
+            if topic in ids:
+                names.setdefault(topic, {})[ids[topic]] = name
+        state = {"first": progress["first"], "end": ends, "names": names, "gaps": progress["gaps"]}
+        parts = stream.parts if rows else {}
+        self._lake.publish(stream.name, progress["batch"] + 1, parts, {**state, "rows": rows, "payload": self._payload})
 
     def _counts(self, stream: Stream, number: int, stage: str) -> dict[str, int]:
         """Count the staged rows from the files' footers; refuse markers of unknown versions."""
@@ -282,8 +386,7 @@ class Ingest:
 
     def _check_versions(self, corrupt: DataFrame) -> None:
         """Like the trackers, skip a marker of a newer version only if an operator quarantined its record."""
-        record = F.concat_ws("/", "log_partition", "log_offset", F.sha2("raw", 256))
-        unknown = F.col("error").startswith("unknown version") & ~record.isin(self._quarantined)
+        unknown = F.col("error").startswith("unknown version") & ~digest_of_record().isin(self._quarantined)
         newer = corrupt.where(unknown).first()
         if newer is not None:
             raise PipelineError(
@@ -292,44 +395,91 @@ class Ingest:
                 f" record: marq quarantine {newer.log_partition} {newer.log_offset}"
             )
 
+    # --- the round ----------------------------------------------------------------------------------------------------
+
     def _close(
         self, streams: list[Stream], history: QueueHistory, subscriptions: list[Subscription], written: Offsets
     ) -> None:
-        """Commit the round."""
-        lasts = {stream.name: self._lake.last_commit(stream.name) for stream in streams}
-        begins = _named(self._topics.begins(written))
-        end = _joined(begins, *[last["end"] for last in lasts.values() if last is not None])
+        """Commit the round, unless it brought nothing new."""
+        lasts = {stream.name: self._lake.last_commit(stream.name) or _NOTHING for stream in streams}
+        names = lasts["messages"]["names"]
+        ids = self._topics.ids(written)
+        of_topic = {topic: _name(names, topic, ids.get(topic, "")) for topic in written}
+        begins = {of_topic[topic]: offsets for topic, offsets in _named(self._topics.begins(written)).items()}
+        end = _joined(begins, *[last["end"] for last in lasts.values()])
         held_back = sorted(
-            f"{topic}/{partition}"
+            f"{of_topic[topic]}/{partition}"
             for topic, partitions in written.items()
             for partition, position in partitions.items()
-            if end[topic].get(partition, 0) < position
+            if end[of_topic[topic]].get(partition, 0) < position
         )
         before = self._lake.last_commit(ROUNDS)
         commit = {
-            "last": {name: -1 if last is None else last["batch"] for name, last in lasts.items()},
+            "last": {name: last["batch"] for name, last in lasts.items()},
             "end": end,
             "begins": begins,
-            "first": {name: self._first(name, last, before) for name, last in lasts.items() if last is not None},
+            "first": {name: last["first"] for name, last in lasts.items()},
+            "gaps": {name: last["gaps"] for name, last in lasts.items()},
+            "names": names,
             "held_back": held_back,
+            "unread": self._unread,
+            "compacted": [of_topic[topic] for topic in self._topics.compacted(of_topic)],
+            "quarantined": self._quarantined,
             **history.document(before or {}, time.time_ns() // 1_000_000),
             "subscriptions": [subscription.document() for subscription in subscriptions],
         }
-        self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
-
-    def _first(self, stream: str, last: Commit, before: Commit | None) -> Offsets:
-        """Return where each partition began at its first ingest; ``before`` is the round before."""
-        known: Offsets = {} if before is None else before["first"].get(stream, {})
-        if all(partition in known.get(topic, {}) for topic, begins in last["begin"].items() for partition in begins):
-            return known
-        # All batches: rounds of earlier releases know only the topics of the first one.
-        begins = [commit["begin"] for commit in batches(self._lake, stream, -1, last["batch"])]
-        return _joined(*reversed(begins))
+        # Through JSON, which has lists and texts for tuples and numbers.
+        if before is None or any(before.get(name) != value for name, value in json.loads(json.dumps(commit)).items()):
+            self._lake.publish(ROUNDS, 0 if before is None else before["batch"] + 1, {}, commit)
 
 
-def _of_read(ids: Mapping[str, str], end: Offsets) -> dict[str, str]:
-    """Return the ids of topics with ingested records; an unread topic may be recreated."""
-    return {topic: id_ for topic, id_ in ids.items() if any(end.get(topic, {}).values())}
+class _RecreatedError(Exception):
+    """A topic was recreated while its records were read; they are not committed."""
+
+
+def digest_of_record() -> Column:
+    """Return the place and digest of a record of the table ``corrupt``, as in the requests of operators."""
+    return F.concat_ws("/", "log_partition", "log_offset", F.sha2("raw", 256))
+
+
+def _name(names: Mapping[str, Mapping[str, str]], topic: str, id_: str) -> str:
+    """Return the name of a topic's incarnation in the tables; ``names`` has those of ingested ones by their ids."""
+    known = names.get(topic, {})
+    return known.get(id_, incarnation(topic, id_) if known else topic)
+
+
+def _left(progress: Commit, ids: Mapping[str, str], ends: Offsets, unread: Collection[str]) -> Ranges:
+    """Return what is to be read up to these ends."""
+    ranges: Ranges = {}
+    for topic, partitions in ends.items():
+        position = progress["end"][_name(progress["names"], topic, ids.get(topic, ""))]
+        for partition, end in partitions.items():
+            if topic not in unread and position[partition] < end:
+                ranges.setdefault(topic, {})[partition] = (position[partition], end)
+    return ranges
+
+
+def _share(ranges: Ranges, limit: int) -> Ranges:
+    """Return the same part of each range, together about ``limit`` records."""
+    total = max(limit, sum(end - begin for partitions in ranges.values() for begin, end in partitions.values()))
+    return {
+        topic: {
+            partition: (begin, begin + max(1, (end - begin) * limit // total)) if total > limit else (begin, end)
+            for partition, (begin, end) in partitions.items()
+        }
+        for topic, partitions in ranges.items()
+    }
+
+
+def _bounds(ranges: Ranges, index: int) -> Offsets:
+    return {
+        topic: {partition: bounds[index] for partition, bounds in partitions.items()}
+        for topic, partitions in ranges.items()
+    }
+
+
+def _copy(offsets: Offsets) -> Offsets:
+    return {topic: dict(partitions) for topic, partitions in offsets.items()}
 
 
 def _joined(*offsets: Offsets) -> Offsets:
@@ -346,19 +496,3 @@ def _named(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
         topic: {str(partition): offset for partition, offset in partitions.items()}
         for topic, partitions in offsets.items()
     }
-
-
-def _explained(error: PySparkException, stream: Stream) -> PipelineError:
-    text = str(error)
-    if "oncurrent" in text:
-        return PipelineError(f"another ingest writes {stream.name} into this data directory: stop one of them")
-    lines = [line for line in text.splitlines() if line.strip()]
-    return PipelineError(f"{stream.name} could not be read: {lines[0] if lines else type(error).__name__}")
-
-
-def batches(lake: Lake, stream: str, after: int, to: int) -> Iterator[Commit]:
-    for number in range(after + 1, to + 1):
-        commit = lake.commit(stream, number)
-        if commit is None:
-            raise PipelineError(f"{lake.path}: batch {number} of {stream} is missing; were files deleted?")
-        yield commit

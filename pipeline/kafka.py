@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import re
 import ssl
+import time
+from base64 import urlsafe_b64decode
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +40,8 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 _OLD_KEY = re.compile(r"-----BEGIN (?:RSA|EC|DSA) PRIVATE KEY-----")
 
 Offsets = dict[str, dict[int, int]]
+#: Offset, timestamp in ms, key, value, headers.
+Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,18 @@ class TopicAdmin:
     def __init__(self, spark: SparkSession, connection: Connection) -> None:
         self._jvm: Any = spark.sparkContext._jvm
         self._connection = connection
+        self._opened: Any = None
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Answer all questions within this context over one connection."""
+        with self._asked("connecting"):
+            self._opened = self._client()
+        try:
+            yield
+        finally:
+            opened, self._opened = self._opened, None
+            self._close(opened)
 
     def existing(self) -> set[str]:
         """Return the names of all visible topics."""
@@ -100,7 +116,7 @@ class TopicAdmin:
             ids = {
                 topic: description.topicId().toString() for topic, description in self._described(admin, topics).items()
             }
-        return {topic: id_ for topic, id_ in ids.items() if id_ != NO_ID}
+        return {topic: urlsafe_b64decode(f"{id_}==").hex() for topic, id_ in ids.items() if id_ != NO_ID}
 
     def ends(self, topics: Iterable[str], committed: bool = True) -> Offsets:
         """Return the offset after the last record; ``committed``: after the last that read_committed returns now."""
@@ -112,11 +128,57 @@ class TopicAdmin:
 
     def settings(self, topic: str) -> dict[str, str]:
         """Return the topic's effective settings, including the broker's defaults."""
-        java = self._jvm.org.apache.kafka.common.config
-        resource = java.ConfigResource(java.ConfigResource.Type.TOPIC, topic)
         with self._admin(f"reading the settings of {topic}") as admin:
-            config = _answer(admin.describeConfigs(self._list([resource])).all()).get(resource)
-            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(config.entries())}
+            [config] = self._configs(admin, [topic])
+            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(_answer(config).entries())}
+
+    def compacted(self, topics: Iterable[str]) -> list[str]:
+        """Return the topics that are compacted, as far as this user may read their settings."""
+        compacted = []
+        with self._admin("reading the settings of topics") as admin:
+            names = [*topics]
+            for topic, config in zip(names, self._configs(admin, names), strict=True):
+                with suppress(Py4JError):
+                    if "compact" in _answer(config).get("cleanup.policy").value():
+                        compacted.append(topic)
+        return compacted
+
+    def _configs(self, admin: Any, topics: Iterable[str]) -> list[Any]:
+        java = self._jvm.org.apache.kafka.common.config
+        resources = [java.ConfigResource(java.ConfigResource.Type.TOPIC, topic) for topic in topics]
+        answers = admin.describeConfigs(self._list(resources)).values()
+        return [answers.get(resource) for resource in resources]
+
+    def read(self, topic: str, partition: int, offsets: range) -> tuple[list[Record], int]:
+        """Read committed records one by one, which is slow; return them, and the offset to continue at."""
+        kafka = self._jvm.org.apache.kafka
+        bytes_ = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
+        names = ("key.deserializer", "value.deserializer")
+        place = kafka.common.TopicPartition(topic, partition)
+        records: list[Record] = []
+        doing = f"reading {topic}/{partition} from {offsets.start}"
+        with self._asked(doing):
+            consumer = kafka.clients.consumer.KafkaConsumer(
+                self._settings(
+                    **dict.fromkeys(names, bytes_),
+                    **{"isolation.level": "read_committed", "enable.auto.commit": "false", "auto.offset.reset": "none"},
+                )
+            )
+            try:
+                consumer.assign(self._list([place]))
+                consumer.seek(place, offsets.start)
+                position, moved_s = offsets.start, time.monotonic()
+                while position < offsets.stop:
+                    polled = consumer.poll(self._jvm.java.time.Duration.ofMillis(200)).records(place)
+                    records += [_record(record) for record in polled if record.offset() < offsets.stop]
+                    before, position = position, consumer.position(place)
+                    if position > before:
+                        moved_s = time.monotonic()
+                    elif time.monotonic() > moved_s + ANSWER_LIMIT_MS / 1000:
+                        raise PipelineError(f"{doing}: {self._connection.bootstrap_servers} returned no records")
+            finally:
+                consumer.close()
+        return records, position
 
     def cluster_id(self) -> str:
         """Return the cluster's id: offsets are meaningless on another cluster."""
@@ -165,22 +227,35 @@ class TopicAdmin:
 
     @contextmanager
     def _admin(self, doing: str) -> Iterator[Any]:
-        admin = None
+        with self._asked(doing):
+            if self._opened is not None:
+                yield self._opened
+                return
+            admin = self._client()
+            try:
+                yield admin
+            finally:
+                self._close(admin)
+
+    def _client(self) -> Any:
+        return self._jvm.org.apache.kafka.clients.admin.AdminClient.create(self._settings())
+
+    def _close(self, admin: Any) -> None:
+        with suppress(Py4JError):  # Spark's Java process may have ended
+            admin.close(self._jvm.java.time.Duration.ofSeconds(1))
+
+    @contextmanager
+    def _asked(self, doing: str) -> Iterator[None]:
         try:
-            admin = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(self._settings())
-            yield admin
+            yield
         except Py4JError as error:
             raise PipelineError(self._sentence(doing, error)) from error
-        finally:
-            if admin is not None:
-                admin.close(self._jvm.java.time.Duration.ofSeconds(1))
 
-    def _settings(self) -> Any:
+    def _settings(self, **others: str) -> Any:
         settings = self._jvm.java.util.HashMap()
-        for name, value in self._connection.client().items():
+        limits = {"default.api.timeout.ms": str(ANSWER_LIMIT_MS), "request.timeout.ms": str(ANSWER_LIMIT_MS // 2)}
+        for name, value in {**self._connection.client(), **limits, **others}.items():
             settings.put(name, value)
-        settings.put("default.api.timeout.ms", str(ANSWER_LIMIT_MS))
-        settings.put("request.timeout.ms", str(ANSWER_LIMIT_MS // 2))
         return settings
 
     def _sentence(self, doing: str, error: Py4JError) -> str:
@@ -259,3 +334,8 @@ def _pem(variable: str, path: str, block: str) -> str:
 
 def _answer(future: Any) -> Any:
     return future.get()
+
+
+def _record(record: Any) -> Record:
+    headers = [(header.key(), header.value()) for header in record.headers().toArray()]
+    return record.offset(), record.timestamp(), record.key(), record.value(), headers

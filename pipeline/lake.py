@@ -4,24 +4,24 @@
 
     DATA/about.json                       the cluster, the namespace and the format of the data
     DATA/markers/batch=000000007/…        the files of a batch: complete, or absent
-    DATA/_commits/markers/000000007.json  makes the batch count: its files, and its range of Kafka offsets
+    DATA/_commits/markers/000000007.json  makes all batches up to this one count; has the Kafka offsets of their end
     DATA/_staging/…                       files being written
-    DATA/_checkpoints/…                   Spark's own
     DATA/_locks/…                         locks of running jobs
 
 A batch is written outside the tables, renamed into its place, and then committed. If the process dies in between, the
-next one writes the batch again, with the same number and the same records, and first deletes what is in its place.
-Readers that only list a table's directory, as pyarrow does (it ignores names that begin with ``_`` or ``.``), see
-complete batches, each once. Readers that follow the commits see the batches that count.
+next one begins at the offsets of the last commit, writes a batch with the same number, and first deletes what is in its
+place. Readers that only list a table's directory, as pyarrow does (it ignores names that begin with ``_`` or ``.``),
+see complete batches, each once. Readers that follow the commits see the batches that count.
 
-Follow the commits on a file system that can't rename directories atomically (object stores).
+Only the last two commits of each stream are kept: a directory with one for each batch would take longer to list each
+day. Follow the commits on a file system that can't rename directories atomically (object stores).
 """
 
 from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,7 @@ from pyspark.sql.types import StructType
 from pipeline.errors import PipelineError
 from pipeline.tables import FORMAT
 
-_COMMITS, _STAGING, _CHECKPOINTS, _LOCKS, _ABOUT = "_commits", "_staging", "_checkpoints", "_locks", "about.json"
+_COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
 
 Commit = dict[str, Any]
@@ -110,13 +110,9 @@ class Lake:
             )
 
     def commits(self, stream: str) -> list[Commit]:
+        """Return the commits that are kept, the newest last."""
         folder = f"{_COMMITS}/{stream}"
         return [json.loads(self._text(f"{folder}/{name}")) for name in self.names(folder)]
-
-    def commit(self, stream: str, number: int) -> Commit | None:
-        """Return one commit; None if it does not exist."""
-        text = self.read_text(f"{_COMMITS}/{stream}/{number:09}.json")
-        return None if text is None else json.loads(text)
 
     def last_commit(self, stream: str) -> Commit | None:
         """Return the newest commit of a stream; None if there is none."""
@@ -146,13 +142,14 @@ class Lake:
                 tables[table] = target
         document = {"batch": number, "tables": tables, **commit}
         self.write_text(f"{_COMMITS}/{stream}/{number:09}.json", json.dumps(document))
+        # A reader may have found the commit before this one, and opens it now.
+        self.delete(f"{_COMMITS}/{stream}/{number - 2:09}.json")
         self.delete(stage)
 
-    def checkpoint(self, stream: str) -> str:
-        return f"{self.path}/{_CHECKPOINTS}/{stream}"
-
-    def table(self, table: str, schema: StructType, commits: Iterable[Commit]) -> DataFrame:
-        return self.files(schema, [commit["tables"][table] for commit in commits if table in commit["tables"]])
+    def table(self, table: str, schema: StructType, to: int, after: int = -1) -> DataFrame:
+        """Return the rows of the batches after one up to another, by their numbers."""
+        batches = [name for name in self.names(table) if after < int(name.removeprefix("batch=")) <= to]
+        return self.files(schema, [f"{table}/{batch}" for batch in batches])
 
     def files(self, schema: StructType, places: Sequence[str]) -> DataFrame:
         """Return the rows in some directories; columns that their files lack are null."""

@@ -19,13 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DateType, StructField, StructType
 
 from marq.wire.names import Names
+from pipeline import incarnations
 from pipeline.cut import Cut
 from pipeline.deliveries import reads
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS, batches
+from pipeline.ingest import ROUNDS
 from pipeline.lake import Commit, Lake
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
-from pipeline.queue_history import QueueHistory
 from pipeline.record_parts import (
     HAS_ID,
     KEY,
@@ -37,9 +37,8 @@ from pipeline.record_parts import (
     of_markers,
     of_messages,
 )
-from pipeline.spans import MAX_MS
 from pipeline.subscriptions import Mark, Subscription, Subscriptions
-from pipeline.tables import DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.tracker_activity import Activity, activity
 
 TABLE = "lifecycle"
@@ -55,6 +54,7 @@ _NOTHING: Commit = {
     "last": dict.fromkeys(_STREAMS, -1),
     "marks": [],
     "subscriptions": [],
+    "begins": {},
     "clocks": [],
     "closed": [],
     "open": None,
@@ -66,7 +66,7 @@ _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
 #: What columns are computed from. Raise the number if the computation of parts or columns changes, but not their names.
-_BASIS = {"parts": PARTS.jsonValue(), "rules": 1}
+_BASIS = {"parts": PARTS.jsonValue(), "rules": 2}
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -81,11 +81,7 @@ class Run:
         round_ = lake.last_commit(ROUNDS)
         if round_ is None:
             raise PipelineError(f"{lake.path} is empty: run `python -m pipeline ingest` first")
-        # Rounds of earlier releases lack some settings of queues. An unknown backoff makes no message overdue.
-        unknown = {"backoffs": {"*": MAX_MS}, "shortest_deduplication_windows": {"*": 0}}
-        paused = round_.get("paused", {"*": False})
-        paused_at = {name: LAST_MS if is_paused else 0 for name, is_paused in paused.items()}
-        self._round = {**QueueHistory().document(), **unknown, "paused_at": paused_at, **round_}
+        self._round = round_
         self._names = Names(lake.about()["prefix"])
         #: The last commit, and the commit that this run adds to.
         self._former: Commit = _NOTHING
@@ -108,6 +104,7 @@ class Run:
             self._before = _NOTHING
         elif self._former["round"] >= self._round["batch"]:
             return self._rows()
+        self._begins = self._before["begins"]
         new = self._ingested(self._before["last"])
         marks, clocks = self._marks(new["markers"]), activity(new["markers"], self._before["clocks"])
         keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
@@ -122,16 +119,19 @@ class Run:
         self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
         replaced = self._reopen(stage, cut, subscriptions, clocks)
         progress = {"marks": marks, "subscriptions": subscriptions.document(), "clocks": clocks, "keyed": keyed}
+        progress["begins"] = self._begins
         return self._publish("told" if replaced is None else "again", replaced or {}, progress)
 
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
         """Return the rows of each stream after some batches."""
-        tables = {}
-        for stream, schema in _STREAMS.items():
-            commits = list(batches(self._lake, stream, after[stream], self._round["last"][stream]))
-            self._say(f"{sum(commit['rows'][stream] for commit in commits):,} {stream.replace('_', ' ')}")
-            tables[stream] = self._lake.table(stream, schema, commits)
-        return tables
+        last, names = self._round["last"], self._round["names"]
+        for stream in _STREAMS:
+            self._say(f"{last[stream] - after[stream]:,} new batches of {stream.replace('_', ' ')}")
+        tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in _STREAMS.items()}
+        tables["markers"] = incarnations.with_names(tables["markers"], names)
+        self._begins = incarnations.begins(tables["markers"], names, self._begins)
+        times = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}
+        return {name: incarnations.with_ids(table, times[name], self._begins) for name, table in tables.items()}
 
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
@@ -145,8 +145,8 @@ class Run:
         missed = subscriptions.missed(before["subscriptions"], before["marks"], marks, self._partitions())
         if missed is None:
             return []
-        commits = batches(self._lake, "messages", -1, before["last"]["messages"])
-        rows = self._lake.table("messages", MESSAGES, commits).join(F.broadcast(missed), ["topic", "partition"])
+        records = self._lake.table("messages", MESSAGES, before["last"]["messages"])
+        rows = records.join(F.broadcast(missed), ["topic", "partition"])
         rows = rows.where((F.col("offset") > F.col("after")) & (F.col("offset") <= F.col("upto")))
         return [of_messages(rows.withColumn("queue", F.col("subscription")))]
 
@@ -155,9 +155,9 @@ class Run:
         chosen = new.where(HAS_ID)
         if chosen.isEmpty():
             return []
-        commits = batches(self._lake, "markers", -1, self._round["last"]["markers"])
         windows = [self._round[f"{prefix}deduplication_windows"] for prefix in ("shortest_", "")]
-        marked = of_duplicates(self._lake.table("markers", MARKERS, commits), *windows, subscriptions)
+        markers = self._lake.table("markers", MARKERS, self._round["last"]["markers"])
+        marked = of_duplicates(markers, *windows, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
     def _partitions(self) -> dict[str, list[int]]:
@@ -190,7 +190,10 @@ class Run:
             backoffs=self._round["backoffs"],
             paused_at=self._round["paused_at"],
             dead_letters_topic=names.dead_letters,
-            truncated=any(first.get("markers", {}).get(names.markers, {}).values()),
+            truncated=bool(self._round["gaps"]["markers"])
+            or any(first.get("markers", {}).get(names.markers, {}).values()),
+            gaps=self._round["gaps"]["messages"],
+            compacted=tuple(self._round["compacted"]),
             keyed=keyed,
         )
 
@@ -236,8 +239,7 @@ class Run:
         places = places.where(F.col("subscription") != "")
         if places.isEmpty():
             return False
-        commits = batches(self._lake, "messages", -1, self._before["last"]["messages"])
-        records = self._lake.table("messages", MESSAGES, commits)
+        records = self._lake.table("messages", MESSAGES, self._before["last"]["messages"])
         return not records.join(F.broadcast(places), list(PLACE), "left_semi").isEmpty()
 
     def _dated(self, path: str) -> DataFrame:

@@ -6,7 +6,7 @@ between the markers of a batch are already in columns. A record that is not a ba
 
 Numbers that tables can't express are capped, because their markers still count: a time after the year 9999 becomes its
 end, an attempt of 2^31 or more becomes 2^31 - 1. Negative numbers mean absence (a RELEASE without a delay of its own, a
-record without a timestamp) and become null.
+record without a timestamp) and become null, as do the timestamps of records after the year 9999.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def decoded(records: DataFrame) -> DataFrame:
 def _decode_all(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     rows = _Rows()
     for table in tables:
-        times = table.column("timestamp").cast(_MICROSECONDS).cast(pa.int64()).to_numpy() // 1000
+        times = np.minimum(table.column("timestamp").cast(_MICROSECONDS).cast(pa.int64()).to_numpy() // 1000, LAST_MS)
         partitions, offsets = (table.column(name).to_pylist() for name in ("partition", "offset"))
         for partition, offset, logged_ms, value in zip(
             partitions, offsets, times.tolist(), table.column("value"), strict=True
@@ -128,7 +128,8 @@ class _Rows:
         for name, parts in self._numbers.items():
             numbers = np.concatenate(parts)
             cut = np.minimum(numbers, _MOST.get(name, _LONGEST))
-            arrays[name] = pa.array(cut, mask=numbers < 0).cast(_ARROW[name])
+            unknown = (numbers < 0) | (numbers > LAST_MS) if name == "record_at" else numbers < 0
+            arrays[name] = pa.array(cut, mask=unknown).cast(_ARROW[name])
         for name, texts in self._texts.items():
             arrays[name] = pa.array(texts, pa.string())
         starts = np.cumsum(self._counts) - self._counts
@@ -171,7 +172,7 @@ def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, An
     common: dict[str, Any] = {"kind": kind_of(batch).name, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):
         return common, {}
-    common |= {"queue": batch.queue, "topic": batch.source.log.topic, "partition": batch.source.partition}
+    common |= {"queue": batch.queue, "topic": batch.source.topic, "partition": batch.source.partition}
     columns: dict[str, Any] = {"offset": batch.offsets}
     if isinstance(batch, Acquire | Delay):
         columns |= _payload_columns(batch.payloads)

@@ -80,8 +80,7 @@ class QueueHistory:
             if was_paused.get(name, was_paused.get("*", False)):
                 # Compaction may have removed the pause, but its end is not later than the last settings.
                 ends[name] = max(ends.get(name, ends["*"]), self.written_at.get(name, now_ms))
-        # Earlier releases did not keep the shortest windows.
-        shortest = before.get("shortest_deduplication_windows", {"*": 0} if before else self.shortest_windows)
+        shortest = before.get("shortest_deduplication_windows", self.shortest_windows)
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
             "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),

@@ -61,7 +61,7 @@ def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
 
 def _rows(records: DataFrame, columns: Mapping[str, Column], schema: StructType, payload: bool) -> DataFrame:
     shared = {
-        "sent_at": F.col("timestamp"),
+        "sent_at": F.when(F.unix_millis("timestamp") <= LAST_MS, F.col("timestamp")),
         "size": F.length("value"),
         "id": header_text(ID_HEADER),
         "attempt": header_attempt(),

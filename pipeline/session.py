@@ -1,7 +1,7 @@
 """The Spark session: on this machine by default; Spark's own settings take precedence.
 
 Settings of the user (spark-submit, ``--conf``, spark-defaults.conf, PYSPARK_SUBMIT_ARGS) are never overridden, except
-the time zone, because the days by which tables are divided must not depend on it.
+two on which the tables would depend: the time zone, which decides their days, and the type of times.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ def session(name: str) -> SparkSession:
     for setting, value in _defaults(configuration).items():
         configuration.setIfMissing(setting, value)
     configuration.set("spark.sql.session.timeZone", "UTC")
+    # Spark's default, INT96, has no time zone and no statistics, and readers compute the year 1816 from the year 9999.
+    configuration.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
     if not sys.stderr.isatty():
         # spark-submit switches it on even without a terminal.
         configuration.set("spark.ui.showConsoleProgress", "false")
@@ -152,7 +154,6 @@ def _add_connector(configuration: SparkConf) -> None:
 
 
 def _start(configuration: SparkConf) -> SparkSession:
-    _move_artifacts()
     interrupt = signal.getsignal(signal.SIGINT)
     try:
         return SparkSession.builder.config(conf=configuration).getOrCreate()
@@ -162,15 +163,3 @@ def _start(configuration: SparkConf) -> SparkSession:
         # Spark's own Ctrl-C handler calls Java in the middle of a call to Java, which fails with stack traces.
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGINT, interrupt)
-
-
-def _move_artifacts() -> None:
-    """Keep Spark 4.0 from creating a directory `artifacts` in the current directory, which may not be writable."""
-    jvm: Any = SparkContext._jvm
-    with contextlib.suppress(Exception):
-        manager = jvm.java.lang.Class.forName("org.apache.spark.sql.artifact.ArtifactManager$")
-        root = jvm.org.apache.spark.util.Utils.createTempDir(jvm.System.getProperty("java.io.tmpdir"), "artifacts")
-        for name, value in (("artifactRootDirectory", root.toPath()), ("bitmap$0", True)):
-            field = manager.getDeclaredField(name)
-            field.setAccessible(True)
-            field.set(None, value)

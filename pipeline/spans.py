@@ -52,6 +52,8 @@ def moment_ms(name: str, text: str | None) -> int | None:
 
 def show_ms(ms: float) -> str:
     """Return a duration in the largest unit that it reaches: ``90 s`` is ``1.5m``."""
+    if ms < 0:
+        return f"-{show_ms(-ms)}"
     for unit in ("d", "h", "m", "s"):
         if ms >= _UNITS_MS[unit]:
             return f"{ms / _UNITS_MS[unit]:.3g}{unit}"

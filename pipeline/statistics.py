@@ -68,11 +68,18 @@ def statistics(lifecycle: DataFrame, windows: Windows) -> DataFrame:
 def events(lifecycle: DataFrame) -> DataFrame:
     """Return one row for each event: ``queue``, ``kind``, ``at_ms``, and its ``number`` (ms or bytes)."""
     state, outcome = F.col("state"), F.col("outcome")
+    # As in the audit, a message that was acknowledged after its dead letter is both.
+    dead = (state == "acked") & (F.col("dead_letters") > F.col("redrives"))
+    acks = F.transform("deliveries", lambda delivery: delivery.acked_at)
+    has_ack = F.exists("deliveries", lambda delivery: delivery.outcome == "acked")
+    late_ack = F.when((state == "acked") & ~F.coalesce(has_ack, F.lit(False)), F.array_max(acks))
     of_messages = lifecycle.select(
         "queue",
         _exploded(
             _event(F.lit("sent"), F.col("sent_at"), F.col("size")),
             _event(state, F.when(state.isin(*_ENDED), F.col("ended_at")), F.lit(None)),
+            _event(F.lit("dead"), F.when(dead, F.col("ended_at")), F.lit(None)),
+            _event(F.lit("acked"), late_ack, F.lit(None)),
         ),
     )
     settled_at = F.when(outcome.isin(*_SETTLED), F.coalesce("settled_at", "ended_at")).when(

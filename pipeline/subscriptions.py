@@ -66,6 +66,8 @@ class Subscription:
     #: Where each partition began when ``ingest`` first saw the subscription; partitions are text, as in JSON.
     since: Mapping[str, int] = field(default_factory=dict)
     purge: Purge | None = None
+    #: The id of the topic's incarnation; empty if it is not known.
+    incarnation: str = ""
 
     def document(self) -> dict[str, Any]:
         purge = None if self.purge is None else self.purge.document()
@@ -81,8 +83,10 @@ class Subscription:
         since, place = self.since.get(str(partition)), Source(self.topic, partition)
         if self.purge is None:
             return since, None, None, not self.current
-        # ``ingest`` refuses a topic that was created again, so the last purge is of the incarnation that it reads.
-        sources = [source for source in self.purge.ends if source.log == place]
+        wanted = (place, place.of(self.incarnation) if self.incarnation else None)
+        known = [source for source in self.purge.ends if source in wanted]
+        # Without an id, the last purge is of the incarnation that ``ingest`` reads.
+        sources = known or [source for source in self.purge.ends if not self.incarnation and source.log == place]
         source = max(sources, key=self.purge.until_of, default=place)
         # An unfinished purge may still write markers from its start on.
         end = self.purge.ends.get(source, 0)

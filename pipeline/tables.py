@@ -28,8 +28,9 @@ def columns(text: str) -> StructType:
 
 
 #: The format of a data directory; pipelines refuse all others.
-FORMAT = 2
-#: The last time that tables can express: later times of markers are capped to it, those of headers are null.
+FORMAT = 3
+#: The last time that tables can express. Later due times of markers are capped to it. Later times of records and of
+#: headers are null: a sender that counts in microseconds or nanoseconds does not mean them.
 LAST_MS = 253_402_300_799_999
 MOST_ATTEMPTS = 2**31 - 1
 

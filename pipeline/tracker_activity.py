@@ -21,7 +21,7 @@ Activity = tuple[int, int, int, str]
 
 def activity(markers: DataFrame, before: Iterable[list[Any]]) -> list[Activity]:
     """Return the activity in each markers partition after these markers; ``before`` is the activity before them."""
-    known = {row[0]: row for row in map(read, before)}
+    known: dict[int, Activity] = {row[0]: (row[0], row[1], row[2], row[3]) for row in before}
     ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
     in_order = Window.partitionBy("log_partition").orderBy("ms", "log_offset")
     other = F.col("holder") != F.lag("holder").over(in_order)
@@ -40,10 +40,3 @@ def activity(markers: DataFrame, before: Iterable[list[Any]]) -> list[Activity]:
             since_ms = alive_ms
         known[partition] = (partition, max(seen_ms, last.ms), since_ms, last.holder)
     return [known[partition] for partition in sorted(known)]
-
-
-def read(row: list[Any]) -> Activity:
-    """Read the activity of a commit; those of earlier releases have only the last TICK."""
-    partition, seen_ms, *others = row
-    since_ms, holder = others or (seen_ms, "")
-    return partition, seen_ms, since_ms, holder

@@ -128,11 +128,11 @@ class _Story:
 
     queue: str
     payload: Payload
-    #: Deliveries whose lease ended: with no further marker, and with a late ACK.
-    silent: int = 0
-    late: int = 0
-    #: How many of these led to another delivery.
-    doubled: int = 0
+    #: Whether an ACK came after a lease had ended.
+    late: bool = False
+    #: How the last lease ended, and how those ended that led to another delivery.
+    cause: str = ""
+    causes: Counter[str] = field(default_factory=Counter)
 
 
 #: A message and its offset.
@@ -259,8 +259,8 @@ class SyntheticHistory:
             if fate == _ACK:
                 self._end(story, acked=True)
                 continue
-            story.late += fate == _ACK_LATE
-            story.silent += fate == _LET_EXPIRE
+            story.late |= fate == _ACK_LATE
+            story.cause = "acked late" if fate == _ACK_LATE else "ended while held"
             due.append((offset, story, _lease(story, fate)))
         self._fire(frame[2], due)
         if late := said[_ACK_LATE]:
@@ -268,14 +268,12 @@ class SyntheticHistory:
 
     def _end(self, story: _Story, *, acked: bool = False, dead: bool = False) -> None:
         counts = self.truth.counts[story.queue]
-        acked = acked or story.late > 0
+        acked = acked or story.late
         counts["acked"] += acked
         counts["dead"] += dead
         counts["acked_and_dead"] += acked and dead
-        counts["duplicates"] += story.doubled
-        if story.doubled:
-            self.truth.causes["ended while held"] += story.silent
-            self.truth.causes["acked late"] += story.late
+        counts["duplicates"] += story.causes.total()
+        self.truth.causes.update(story.causes)
 
     # --- the tracker --------------------------------------------------------------------------------------------------
 
@@ -297,7 +295,8 @@ class SyntheticHistory:
             offset = self._log.write(*lane.source, *record)
             self.truth.rows["messages"] += 1
             self.truth.counts[story.queue]["redelivered"] += fire.lease.state is not State.DELAYED
-            story.doubled += fire.lease.state is State.LEASED
+            if fire.lease.state is State.LEASED:
+                story.causes[story.cause] += 1
             story.payload = Payload(now_ms, fire.attempt, made.key, made.headers, made.value)
             lane.unread.append((offset, story))
         self._tell(fires)

@@ -13,12 +13,15 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.audit import CAUSES, COUNTS, chosen, judged, verdict, wrong
+from marq.wire.names import Names
+from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, verdict, wrong
 from pipeline.errors import PipelineError
-from pipeline.lake import Lake
+from pipeline.ingest import ROUNDS, digest_of_record
+from pipeline.lake import Commit, Lake
 from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.session import session
 from pipeline.spans import moment_ms
+from pipeline.tables import CORRUPT
 
 #: Printed ids; the table ``audit`` has all of them.
 MAX_LISTED = 20
@@ -42,9 +45,13 @@ def run(options: argparse.Namespace) -> int:
     Run(spark, lake, say).take()
     handled = _handled(spark, lake, options.handled)
     rows = judged(chosen(lake.read(TABLE), options.queue, begin, end), handled).cache()
-    result = verdict(rows, drained=options.drained)
+    round_ = lake.last_commit(ROUNDS) or {}
+    result = verdict(rows, corrupt=_corrupt(lake, round_, begin, end), drained=options.drained)
     if options.queue is not None and not result["queues"]:
         raise PipelineError(f"queue {options.queue!r}: no message of it was ingested in that time; check the name")
+    # Records that are in no table: retention removed them before they were ingested, or their topic cannot be read.
+    result["gaps"] = [gap for gaps in round_["gaps"].values() for gap in gaps]
+    result["unread_topics"] = round_["unread"]
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
     lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
     if options.json:
@@ -65,11 +72,28 @@ def _show(result: dict[str, Any]) -> None:
         print(f"{count:,} duplicates, cause {CAUSES[cause]}")
     for message in result["wrong"][:MAX_LISTED]:
         print("; ".join([f"WRONG {message['id']} of {message['queue']}: {message['state']}", *message["why"]]))
+    for place in result["corrupt_markers"][:MAX_LISTED]:
+        print(f"WRONG {place}: not a marker, so whatever it said is unknown; --from LATER leaves it out")
+    for topic, partition, begin, end in result["gaps"]:
+        print(
+            f"NOT AUDITED {topic}/{partition}: retention removed records {begin} to {end - 1} before ingest read them"
+        )
+    for reason in result["unread_topics"].values():
+        print(f"NOT AUDITED {reason}")
     if result["wrong_count"] > MAX_LISTED:
         print(f"… and {result['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(
         f"{'no message is lost, no differences' if result['right'] else 'DIFFERENCES FOUND'}: {result['sent']:,} sent"
     )
+
+
+def _corrupt(lake: Lake, round_: Commit, begin_ms: int | None, end_ms: int | None) -> list[str]:
+    """Return the places of corrupt markers of a time range; operators have not quarantined them."""
+    rows = lake.table("corrupt", CORRUPT, round_["last"]["markers"])
+    rows = between(rows.where(~digest_of_record().isin(round_["quarantined"])), "logged_at", begin_ms, end_ms)
+    topic = Names(lake.about()["prefix"]).markers
+    places = rows.orderBy("log_partition", "log_offset").limit(MAX_IDS).collect()
+    return [f"{topic}/{row.log_partition}/{row.log_offset}" for row in places]
 
 
 def _handled(spark: SparkSession, lake: Lake, option: str | None) -> DataFrame | None:

@@ -7,8 +7,12 @@ Payloads of messages are left out unless --payload is given.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
+from py4j.protocol import Py4JNetworkError
+
+from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.ingest import MARKERS_LIMIT, RECORDS_LIMIT, Ingest
 from pipeline.jobs.lifecycle import StepLog
@@ -41,10 +45,20 @@ def run(options: argparse.Namespace) -> int:
     spark = session("ingest")
     steps, topics, lake = StepLog(), TopicAdmin(spark, connection), Lake(spark, options.data)
     ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=steps.say, limits=limits)
+    done = False
     while True:
-        rows = ingest.round()
-        shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
-        print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
+        try:
+            rows = ingest.round()
+            done = True
+        except Exception as error:
+            # The first round shows whether the settings are right. What fails later may pass: a broker restarts, a
+            # topic is recreated, an operator quarantines a record.
+            if not options.follow or not done or isinstance(error, Py4JNetworkError):
+                raise
+            print(f"error: {sentence(error)}; trying again in {options.every:g} s", file=sys.stderr, flush=True)
+        else:
+            shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
+            print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
         if not options.follow:
             return 0
         time.sleep(options.every)

@@ -34,7 +34,7 @@ class Tables:
 def arrow(rows: Sequence[dict[str, Any]], schema: StructType) -> pa.Table:
     """Return rows as a table; missing values are null."""
     whole = [{name: row.get(name) for name in schema.names} for row in rows]
-    return pa.Table.from_pylist(whole, to_arrow_schema(schema))
+    return pa.Table.from_pylist(whole, to_arrow_schema(schema, timezone="UTC"))
 
 
 @dataclass
@@ -48,10 +48,13 @@ class Directory:
     begins: Offsets = field(default_factory=dict)
     held_back: Sequence[str] = ()
     without_dead_letters: Sequence[str] = ()
-    #: None: the rounds are those of an earlier release, which did not know them.
-    backoffs: Mapping[str, int] | None = field(default_factory=lambda: {"*": 600_000})
+    backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
     paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False
+    names: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    gaps: Sequence[tuple[str, int, int, int]] = ()
+    compacted: Sequence[str] = ()
+    quarantined: Sequence[str] = ()
     subscriptions: Sequence[Subscription] = ()
 
     def __post_init__(self) -> None:
@@ -78,13 +81,15 @@ class Directory:
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
             "deduplication_windows": {"*": 300_000},
-            **({} if self.backoffs is None else self._new()),
-            "subscriptions": [subscription.document() for subscription in self.subscriptions],
+            "shortest_deduplication_windows": {"*": 300_000},
+            "backoffs": self.backoffs,
+            "paused_at": self.paused_at,
+            "subscriptions": [each.document() for each in self.subscriptions],
+            "names": self.names,
+            "gaps": {**dict.fromkeys(SCHEMAS, ()), "messages": self.gaps},
+            "compacted": self.compacted,
+            "quarantined": self.quarantined,
+            "unread": {},
         }
         self.lake.publish(ROUNDS, self._rounds, {}, round_)
         self._rounds += 1
-
-    def _new(self) -> dict[str, Any]:
-        """Return the properties that rounds of earlier releases lack."""
-        shortest = {"shortest_deduplication_windows": {"*": 300_000}}
-        return {"backoffs": self.backoffs, "paused_at": self.paused_at, **shortest}

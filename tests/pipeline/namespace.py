@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Self
 
 from confluent_kafka import Producer
@@ -37,12 +38,12 @@ class Namespace:
         self.admin = AdminClient({"bootstrap.servers": self.servers})
         self._producer = Producer({"bootstrap.servers": self.servers})
 
-    def make(self, *topics: str) -> Self:
+    def make(self, *topics: str, config: Mapping[str, str] = MappingProxyType({})) -> Self:
         """Create topics, by default all that a worker creates."""
         all_ = (self.names.messages, self.names.markers, self.names.dead_letters, self.names.queues)
         log_time = {"message.timestamp.type": "LogAppendTime"}
         new = [
-            NewTopic(topic, PARTITIONS, 1, config=log_time if topic == self.names.markers else {})
+            NewTopic(topic, PARTITIONS, 1, config=log_time if topic == self.names.markers else {**config})
             for topic in topics or all_
         ]
         for made in self.admin.create_topics(new).values():

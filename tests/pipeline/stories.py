@@ -246,6 +246,20 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     log.letter(5, 24, one, 3.4)
     say("DEAD_LETTERED", 24, 3.5, attempt=5, cause="RELEASED", **fact)
 
+    one = record(27, 1)  # its lease ended twice: the first time it was delivered again, the second time it died
+    wanted[one] = {"state": "dead", "outcomes": ["expired", "expired"], "dead_letters": 1, "duplicates": 1}
+    wanted[one] |= {"causes": ["ended while held"]}
+    say("ACQUIRE", 27, 2, attempt=4)
+    say("REDELIVERED", 27, 33, attempt=5, cause="EXPIRED", **fact)
+    record(127, 32.9, copy_of=one, attempt=5)
+    say("ACQUIRE", 127, 34, attempt=5, id=one)
+    say("DEAD_LETTERED", 127, 65, attempt=5, cause="EXPIRED", **fact)
+    log.letter(6, 127, one, 64.9)
+
+    wanted[record(28, 5)] = {"state": "acked", "outcomes": ["acked"], "wait_ms": [0]}  # the sender's clock is ahead
+    say("ACQUIRE", 28, 2)
+    say("ACK", 28, 3)
+
     wanted[record(16, 1)] = {"state": "released", "open": True, "outcomes": [None]}
     say("ACQUIRE", 16, 2)
     say("RELEASE", 16, 3, delay_ms=10_000_000, counted=False)

@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from marq.wire.quarantines import digest
 from pipeline.audit import COUNTS, balanced
+from pipeline.tables import CORRUPT
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import MESSAGES_TOPIC
+from tests.pipeline.stories import MESSAGES_TOPIC, Log, at
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -46,7 +48,7 @@ def test_queue_and_times_choose_the_messages(audit: Command) -> None:
 
     assert done.code == 1
     assert f"WRONG {MESSAGES_TOPIC}/0/17 of q: lost; passed over" in done.out
-    assert "DIFFERENCES FOUND: 32 sent" in done.out
+    assert "DIFFERENCES FOUND: 34 sent" in done.out
 
 
 def test_finished_deliveries_count_duplicates_exactly(audit: Command, tmp_path: Path) -> None:
@@ -58,6 +60,34 @@ def test_finished_deliveries_count_duplicates_exactly(audit: Command, tmp_path: 
     found = audit(f"--json --handled {tmp_path}/handled.jsonl").json
 
     assert (found["duplicates"], found["duplicates_by"]) == (1, "handlers")
+
+
+def test_corrupt_markers_are_wrong_and_records_that_were_not_read_are_named(
+    spark: SparkSession, tmp_path: Path, command: Command
+) -> None:
+    log = Log()
+    log.record(0, 1)
+    log.messages[0]["sent_at"] = None  # a sender that counts in microseconds
+    directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}}, gaps=[(MESSAGES_TOPIC, 0, 5, 9)])
+    directory.quarantined = [f"0/8/{digest(b'y')}"]
+    directory.bring(log.tables())
+    rows = [(0, offset, at(offset), "no magic number", raw) for offset, raw in ((7, b"x"), (8, b"y"), (9, b"z"))]
+    spark.createDataFrame(rows, CORRUPT).write.parquet(f"{directory.lake.path}/corrupt/batch=000000000")
+
+    done = command(f"audit --data {tmp_path}")
+
+    assert done.code == 1
+    for line in (
+        "WRONG marq.markers/0/7: not a marker, so whatever it said is unknown; --from LATER leaves it out",
+        "WRONG marq.markers/0/9: not a marker",
+        f"NOT AUDITED {MESSAGES_TOPIC}/0: retention removed records 5 to 8 before ingest",
+    ):
+        assert line in done.out
+    found = command(f"audit --json --data {tmp_path}").json
+    assert (found["corrupt_markers"], found["untimed"]) == (["marq.markers/0/7", "marq.markers/0/9"], 1)
+    # Whoever has looked at them audits what came later.
+    later = command(f"audit --json --from 2026-01-05T00:00:10 --data {tmp_path}")
+    assert (later.code, later.json["corrupt_markers"]) == (0, [])
 
 
 @pytest.mark.parametrize(

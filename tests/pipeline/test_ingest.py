@@ -5,15 +5,17 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import pyarrow as pa
 import pyarrow.dataset
 import pytest
 from confluent_kafka import TopicPartition
@@ -27,7 +29,7 @@ from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS
+from pipeline.ingest import ROUNDS, Ingest
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
 from pipeline.subscriptions import Subscription
@@ -38,6 +40,8 @@ from tests.pipeline.namespace import Namespace, Place, ingest
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
+#: Within the retention of a new topic.
+NOW_MS = time.time_ns() // 1_000_000
 TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
 
@@ -55,7 +59,8 @@ def lake(spark: SparkSession, data: Path) -> Lake:
 
 def table(lake: Lake, name: str) -> DataFrame:
     """Return a table according to its commits."""
-    return lake.table(name, TABLES[name], lake.commits(STREAMS[name]))
+    last = lake.last_commit(STREAMS[name])
+    return lake.table(name, TABLES[name], -1 if last is None else last["batch"])
 
 
 def by_place(lake: Lake, name: str = "messages") -> dict[Place, Row]:
@@ -176,7 +181,8 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     def found() -> list[Subscription]:
-        return [Subscription.read(document) for document in lake.last_commit(ROUNDS)["subscriptions"]]
+        documents = lake.last_commit(ROUNDS)["subscriptions"]
+        return [replace(Subscription.read(document), incarnation="") for document in documents]
 
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -272,6 +278,15 @@ def test_a_newer_version_stops_ingest_and_nothing_of_its_batch_counts(
     assert (counts["markers"], counts["corrupt"]) == (1, 1)
 
 
+def test_other_readers_see_times_in_utc_also_those_of_the_year_9999(ingested: Ingested) -> None:
+    path = Path(ingested.lake.path.removeprefix("file:"), "messages")
+
+    times = pyarrow.dataset.dataset(path, partitioning="hive").to_table(columns=["sent_at", "deliver_at"])
+
+    assert {field.type for field in times.schema} == {pa.timestamp("us", tz="UTC")}
+    assert max(filter(None, times["deliver_at"].to_pylist())) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+
+
 class Killed(Exception):
     """Simulates kill -9: nothing is cleaned up."""
 
@@ -348,8 +363,8 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     for changed, sentence in (
         ({"prefix": "another"}, "has the data of 'another' on cluster .*, not of"),
         ({"cluster": "elsewhere"}, "on cluster elsewhere, not of"),
-        ({"format": 3}, "has format 3, and this pipeline supports up to 2: use a newer one"),
-        ({"format": 1}, "has format 1, and this pipeline needs format 2: start over with an empty data directory"),
+        ({"format": 4}, "has format 4, and this pipeline supports up to 3: use a newer one"),
+        ({"format": 2}, "has format 2, and this pipeline needs format 3: start over with an empty data directory"),
         ({"cluster": None}, "about.json was not written by ingest"),
     ):
         about.write_text(json.dumps({**json.loads(written), **changed}))
@@ -360,45 +375,109 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     refused("expected a path without", path=tmp_path / "[a]")
     refused("no such file system", path="s3a://bucket/x")
 
-    for _ in range(2):
-        made.write(names.messages, key=b"emails")
-    [gone] = made.admin.delete_records([TopicPartition(names.messages, 0, 6)]).values()
-    gone.result(30)
-    refused(f"retention has removed records 5 to 5 of {names.messages}/0 before they were ingested")
     recreate(made, names.messages)
     refused(f"{names.messages} was recreated after its records had been ingested: its id was .* and is ")
+    # Without ids, a topic that is shorter than before is still noticed.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TopicAdmin, "ids", lambda *_: {})
+        refused(f"{names.messages}/0 ends at 0, and 5 were ingested: the topic was recreated")
 
 
 def recreate(made: Namespace, topic: str) -> None:
-    [gone] = made.admin.delete_topics([topic]).values()
-    gone.result(30)
-    wait_until(lambda: topic not in made.admin.list_topics(timeout=30).topics)
+    delete(made, topic)
     made.make(topic)
 
 
+def delete(made: Namespace, topic: str) -> None:
+    [gone] = made.admin.delete_topics([topic]).values()
+    gone.result(30)
+    wait_until(lambda: topic not in made.admin.list_topics(timeout=30).topics)
+
+
+def delete_records(made: Namespace, topic: str, before: int, partition: int = 0) -> None:
+    [gone] = made.admin.delete_records([TopicPartition(topic, partition, before)]).values()
+    gone.result(30)
+
+
 @pytest.mark.verify
-def test_a_recreated_topic_is_refused_unless_none_of_its_records_were_ingested(
-    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace, monkeypatch: pytest.MonkeyPatch
+def test_one_topic_or_record_does_not_stop_the_others(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
 ) -> None:
+    """Topics that begin above 0, are deleted or recreated, times in ns, and gaps: each round reads all others."""
     names = made.names
-    own = f"{names.prefix}.own"
-    made.make(own)
-    made.write(names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    own, gone, odd = (f"{names.prefix}.{name}" for name in ("own", "gone", "odd"))
     made.write(names.messages, key=b"emails")
     ingest(spark, connection, lake)
-    recreate(made, own)
-    made.write(own)
-    assert ingest(spark, connection, lake)["messages"] == 1
 
-    recreate(made, names.messages)
+    # An existing topic, whose first records retention has removed, and one that accepts every timestamp.
+    made.make(own, gone)
+    made.make(odd, config={"message.timestamp.after.max.ms": str(2**63 - 1), "retention.ms": "-1"})
+    for topic, key in ((own, b"file:own"), (gone, b"file:gone"), (odd, b"file:odd")):
+        made.write(names.queues, json.dumps({"topic": topic}).encode(), key=key)
+        for _ in range(3):
+            made.write(topic, timestamp_ms=NOW_MS)
+    delete_records(made, own, 2)
+    microseconds = made.write(odd, b"us", key=b"k", headers=[("a", b"b")], timestamp_ms=NOW_MS * 1_000)
+    nanoseconds = made.write(odd, b"nanos", key=b"k", headers=[("marq-attempt", b"3")], timestamp_ms=NOW_MS * 10**6)
+    after = made.write(odd, timestamp_ms=NOW_MS)
+
+    assert ingest(spark, connection, lake)["messages"] == 1 + 3 + 6
+    found = by_place(lake)
+    assert [offset for topic, _, offset in sorted(found) if topic == own] == [2]
+    odd_rows = [found[place] for place in (microseconds, nanoseconds, after)]
+    assert [(row.sent_at is None, row.size, row.attempt) for row in odd_rows] == [
+        (True, 2, None), (True, 5, None), (False, 5, None),
+    ]  # fmt: skip
+
+    # One topic is deleted with its queue, one is recreated, and retention outruns ingest in another.
+    made.write(names.queues, None, key=b"file:gone")
+    delete(made, gone)
+    recreate(made, own)
+    again = made.write(own, b"again", timestamp_ms=NOW_MS)
     for _ in range(3):
         made.write(names.messages, key=b"emails")
-    with pytest.raises(PipelineError, match=f"{names.messages} was recreated after its records had been ingested"):
-        ingest(spark, connection, lake)
-    assert len(by_place(lake)) == 2
+    delete_records(made, names.messages, 3)
+    delete_records(made, odd, 6)
+    said: list[str] = []
 
-    # Without ids, a topic that is shorter than before is still noticed.
-    monkeypatch.setattr(TopicAdmin, "ids", lambda *_: {})
-    recreate(made, names.messages)
-    with pytest.raises(PipelineError, match=f"{names.messages}/0 ends at 0, and 1 were ingested: the topic was recr"):
-        ingest(spark, connection, lake)
+    assert ingest(spark, connection, lake, say=said.append)["messages"] == 2
+
+    gap = f"retention removed records 1 to 2 of {names.messages}/0 before they were ingested: run ingest more often"
+    assert any(text.startswith(gap) for text in said)
+    [topic] = {topic for topic, *_ in by_place(lake).keys() - found.keys()} - {names.messages}
+    assert topic.startswith(f"{own}@")
+    assert by_place(lake)[topic, 0, again[2]].size == 5
+    round_ = lake.last_commit(ROUNDS)
+    assert round_ is not None
+    assert round_["gaps"]["messages"] == [[names.messages, 0, 1, 3]]
+    known = {(each["queue"], each["topic"]): each["current"] for each in round_["subscriptions"]}
+    assert known == {("own", own): False, ("own", topic): True, ("gone", gone): False, ("odd", odd): True}
+    # A round without anything new commits nothing, and needs no job of Spark.
+    idle = Ingest(spark, connection, TopicAdmin(spark, connection), lake)
+    idle.round()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(spark), "read", None)
+        assert not any(idle.round().values())
+    assert lake.last_commit(ROUNDS) == round_
+    # A directory with a commit for each batch would take longer to list each day.
+    assert [len(lake.commits(stream)) for stream in ("messages", ROUNDS)] == [2, 2]
+
+
+@pytest.mark.verify
+def test_a_topic_that_is_recreated_before_its_records_are_ingested_keeps_its_name(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
+) -> None:
+    own = f"{made.names.prefix}.own"
+    made.make(own)
+    made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    for _ in range(3):
+        made.write(own)
+    delete_records(made, own, 3)
+    other = made.write(made.names.messages, key=b"emails")
+    ingest(spark, connection, lake)
+    recreate(made, own)
+    place = made.write(own)
+
+    assert ingest(spark, connection, lake)["messages"] == 1
+
+    assert by_place(lake).keys() == {other, place}

@@ -36,7 +36,7 @@ def exists(*patterns: str) -> Callable[[Path], bool]:
     return lambda data: all(any(data.glob(pattern)) for pattern in patterns)
 
 
-#: While a batch is written; when it is renamed, about its commit; when it is committed, and Spark may not know.
+#: While a batch is written; when it is renamed, about its commit; when it is committed.
 MOMENTS = [
     exists("_staging/markers-*/_temporary"),
     exists("markers/batch=000000001"),

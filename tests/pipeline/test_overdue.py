@@ -10,7 +10,6 @@ from pyspark.sql import Row, SparkSession
 
 from marq.wire.markers import BLOCKED_MS
 from pipeline.lifecycle_runs import TABLE, Run
-from pipeline.tracker_activity import read
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at
 
@@ -59,15 +58,6 @@ def test_a_message_is_overdue_after_the_longest_backoff_of_its_queue(spark: Spar
     assert rows[dead].deliveries[0].late_ms == 500
 
 
-def test_no_release_is_overdue_if_an_earlier_release_of_marq_ingested_it(spark: SparkSession, tmp_path: Path) -> None:
-    log = Releases()
-    unknown, known = log.released("q", 0), log.released("q", 1, delay_ms=1_000)
-
-    rows = told(spark, tmp_path, log, backoffs=None)
-
-    assert (rows[unknown].differences, rows[known].differences) == ([], OVERDUE)
-
-
 def ms(seconds: float) -> int:
     return int(at(seconds).timestamp() * 1000)
 
@@ -110,10 +100,6 @@ def test_no_message_is_overdue_until_its_tracker_has_had_time_after_an_outage(
     assert differences(("b", 3_500), ("c", 3_590)) == []
     assert differences(("c", 3_610)) == OVERDUE
     assert differences(("d", 7_000)) == []
-
-
-def test_the_last_activity_that_an_earlier_release_noted_follows_an_outage() -> None:
-    assert read([3, 5_000]) == (3, 5_000, 5_000, "")
 
 
 def test_a_reschedule_that_is_too_late_does_not_move_a_message(spark: SparkSession, tmp_path: Path) -> None:

@@ -59,10 +59,10 @@ def test_a_queue_had_the_settings_of_all_others_before_its_first_definition() ->
     assert compacted["backoffs"] == {"*": 7_000_000, "x": 7_000_000}
 
 
-def test_the_shortest_window_is_that_of_any_time_and_unknown_if_an_earlier_release_began() -> None:
+def test_the_shortest_window_is_that_of_any_time() -> None:
     after = folded(("file:a", '{"deduplication_window": 400}'), ("file:b", '{"deduplication_window": 100}'))
 
-    for before, shortest in ({}, 300_000), ({"shortest_deduplication_windows": {"*": 9}}, 9), ({"paused": {}}, 0):
+    for before, shortest in ({}, 300_000), ({"shortest_deduplication_windows": {"*": 9}}, 9):
         windows = after.document(before)["shortest_deduplication_windows"]
         assert windows == {"*": shortest, "a": shortest, "b": min(shortest, 100_000)}
 

@@ -9,7 +9,7 @@ from typing import Any
 from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
 from marq.wire.names import Names
-from pipeline.ingest import Ingest
+from pipeline.ingest import Ingest, _share
 from pipeline.queue_history import QueueHistory
 
 
@@ -27,17 +27,8 @@ def test_a_subscription_skips_the_records_before_the_start_of_its_queue_and_purg
     assert [(subscription.queue, subscription.purge) for subscription in subscriptions] == [("a", purge), ("b", start)]
 
 
-def test_each_partition_began_where_the_first_batch_that_names_it_found_it() -> None:
-    begins: list[dict[str, dict[str, int]]] = [
-        {"a": {"0": 5}}, {"a": {"0": 9}, "b": {"0": 2}}, {"a": {"0": 12, "1": 0}, "b": {"0": 4}},
-    ]  # fmt: skip
-    commits = [{"batch": number, "begin": begin} for number, begin in enumerate(begins)]
-    lake: Any = SimpleNamespace(commit=lambda _, number: commits[number])
-    ingest = Ingest(lake, lake, lake, lake)
+def test_a_batch_has_the_same_part_of_each_partition_and_at_least_one_record() -> None:
+    ranges = {"a": {"0": (10, 110), "1": (0, 1)}, "b": {"0": (0, 900)}}
 
-    # A round of an earlier release knows the topics of the first batch only.
-    first = ingest._first("messages", commits[2], {"first": {"messages": begins[0]}})
-
-    assert first == {"a": {"0": 5, "1": 0}, "b": {"0": 2}}
-    commits.clear()
-    assert ingest._first("messages", {"begin": begins[2]}, {"first": {"messages": first}}) == first
+    assert _share(ranges, 100) == {"a": {"0": (10, 19), "1": (0, 1)}, "b": {"0": (0, 89)}}
+    assert _share(ranges, 2_000) == ranges

@@ -63,11 +63,11 @@ def test_an_invalid_master_is_a_sentence(tmp_path: Path, needs_spark: None) -> N
 
 
 def test_an_error_in_a_python_worker_is_its_own_line(spark: SparkSession) -> None:
-    @udf("string")
+    @udf(returnType="string", useArrow=False)
     def refused(number: int) -> str:
         raise PipelineError(f"row {number} is bad: repair it")
 
-    @udf("string")
+    @udf(returnType="string", useArrow=False)
     def failing(number: int) -> str:
         return str(int("no number"))
 

@@ -107,6 +107,18 @@ MESSAGES = [
         acked("attempts", 0, 1, end, attempts=attempts)
         for attempts, end in [(1, 5), (1, 6), (3, 70), (MAX_ATTEMPTS + 5, 71)]
     ],
+    # Acknowledged after its dead letter.
+    message(
+        "both",
+        0,
+        state="acked",
+        open=False,
+        ended_at=at(30.1),
+        attempts=5,
+        dead_letters=1,
+        redrives=0,
+        deliveries=[delivery(1, outcome="expired", due_at=at(30), ended_at=at(30.1), acked_at=at(70))],
+    ),
     message("bare", 1, size=None, deliveries=None),
     message("bare", 2, size=None, state="lost", open=False),
     {"queue": None, "sent_at": None, "state": "strange", "open": False, "deliveries": None},
@@ -156,6 +168,12 @@ def test_failures_are_counted_by_kind(found: Found) -> None:
     assert [getattr(found["wrong", 0], kind) for kind in kinds] == [1, 1, 0, 0, 1]
     assert [getattr(found["wrong", 1], kind) for kind in kinds] == [0, 0, 1, 1, 0]
     assert [found["wrong", window].late_redelivery_max_ms for window in (0, 1, None)] == [100, 300, 300]
+
+
+def test_a_message_that_is_acknowledged_after_its_dead_letter_is_both_as_in_the_audit(found: Found) -> None:
+    assert [(found["both", window].dead, found["both", window].acked) for window in (0, 1, None)] == [
+        (1, 0), (0, 1), (1, 1),
+    ]  # fmt: skip
 
 
 def test_attempts_are_counted_when_a_message_ends(found: Found) -> None:

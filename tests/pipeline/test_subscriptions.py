@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from marq.settings.purged_offsets import Purge
 from marq.wire.markers import Source
+from marq.wire.names import incarnation
 from pipeline.audit import balanced, judged, verdict
 from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.subscriptions import Subscription
@@ -374,3 +375,75 @@ def test_a_request_about_a_record_that_does_not_exist_is_found_for_each_queue(di
     expected = {("a", f"{TOPIC}/0/7"), ("b", f"{TOPIC}/0/7"), ("b", f"{TOPIC}/0/8")}
     assert states(directory, log) == dict.fromkeys(expected, "strange")
     assert {*wrong(directory)} == expected
+
+
+def test_records_that_compaction_removed_are_neither_lost_nor_unknown(directory: Directory) -> None:
+    """Nothing shows whether a queue passed over a record, or compaction removed it before the queue read it."""
+    directory.compacted = [TOPIC]
+    log = Orders()
+    unread, kept = log.sent(1), log.sent(2)
+    for offset in (0, 2):  # the record 0 was removed before ingest read it
+        log.of("a", "ACQUIRE", offset, 2, from_offset=0)
+        log.of("a", "ACK", offset, 3)
+
+    found = states(directory, log)
+
+    removed = f"{TOPIC}/0/0"
+    assert {id_: state for (queue, id_), state in found.items() if queue == "a"} == {
+        removed: "acked", unread: "expired_unread", kept: "acked",
+    }  # fmt: skip
+    assert wrong(directory) == []
+    counts = verdict(judged(directory.lake.read(TABLE)))["queues"]["a"]
+    assert [counts[name] for name in ("sent", "acked", "expired_unread", "unknown")] == [3, 2, 1, 0]
+
+
+def test_records_in_a_gap_are_no_differences(directory: Directory) -> None:
+    directory.gaps = [(TOPIC, 0, 0, 2)]
+    log = Orders()
+    log.sent(2)
+    for offset in range(3):
+        log.of("a", "ACQUIRE", offset, 2)
+        log.of("a", "ACK", offset, 3)
+
+    found = states(directory, log)
+
+    assert found["a", f"{TOPIC}/0/1"] == "acked"
+    assert wrong(directory) == []
+    assert verdict(judged(directory.lake.read(TABLE)))["queues"]["a"]["unknown"] == 2
+
+
+def test_a_recreated_topic_has_messages_of_its_own(directory: Directory) -> None:
+    """Markers name the incarnation, and ids of redeliveries and origins of dead letters do not."""
+    first, second = "1" * 32, "2" * 32
+    again = incarnation(TOPIC, second)
+    directory.subscriptions = [A]
+    directory.names = {TOPIC: {first: TOPIC}}
+    log = Orders()
+    id_ = log.sent(0)
+    log.of("a", "ACQUIRE", 0, 2, incarnation(TOPIC, first))
+    log.of("a", "REJECT", 0, 3, incarnation(TOPIC, first), text="bad")
+    log.dead("a", 0, 0, id_, 3.4)
+    log.of("a", "DEAD_LETTERED", 0, 3.5, incarnation(TOPIC, first), attempt=1, cause="REJECTED", **FACT)
+    assert states(directory, log) == {("a", id_): "dead"}
+
+    directory.names = {TOPIC: {first: TOPIC, second: again}}
+    directory.first[again] = directory.begins[again] = {"0": 0}
+    directory.subscriptions = [replace(A, current=False), replace(A, topic=again)]
+    later = Orders(after=log)
+    for offset in (0, 1):
+        later.sent(offset, 2_001)
+        later.messages[-1]["topic"] = again
+        later.of("a", "ACQUIRE", offset, 2_002, again)
+    later.of("a", "RELEASE", 0, 2_003, again, delay_ms=0, counted=True, text="boom")
+    later.of("a", "REDELIVERED", 0, 2_004, again, attempt=2, cause="RELEASED", **FACT)
+    later.copy("a", 7, 2_004, id_, attempt=2)
+    later.of("a", "ACQUIRE", 7, 2_005, MESSAGES_TOPIC, attempt=2, id=id_)
+    later.of("a", "ACK", 7, 2_006, MESSAGES_TOPIC)
+    later.of("a", "REJECT", 1, 2_006, again, text="bad")
+    later.dead("a", 1, 1, f"{TOPIC}/0/1", 2_007)
+    later.of("a", "DEAD_LETTERED", 1, 2_007, again, attempt=1, cause="REJECTED", **FACT)
+
+    assert states(directory, later, 4_000) == {
+        ("a", id_): "dead", ("a", f"{again}/0/0"): "acked", ("a", f"{again}/0/1"): "dead",
+    }  # fmt: skip
+    assert wrong(directory) == []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from marq.consumer.ordered_records import line_keys
+from marq.consumer.ordering import ordering_keys
 
 from marq.kafka.records import Records
 from marq.wire.names import MAX_HEADERS
@@ -82,10 +82,10 @@ two_keys = st.just([(KEY, b"a"), (KEY, b"b")])
 def test_the_keys_of_lines(rows: list[Headers]) -> None:
     records = Records.of([FakeRecord(offset, headers=headers) for offset, headers in enumerate(rows)])
 
-    assert line_keys(records, own_topic=False) == [ordering_key(headers) for headers in rows]
+    assert ordering_keys(records, own_topic=False) == [ordering_key(headers) for headers in rows]
 
 
 def test_in_its_own_topic_the_record_key_is_the_ordering_key_and_an_empty_one_is_none() -> None:
     records = Records.of([FakeRecord(offset, key=key) for offset, key in enumerate([b"a", b"", None, b"a"])])
 
-    assert line_keys(records, own_topic=True) == [b"a", None, None, b"a"]
+    assert ordering_keys(records, own_topic=True) == [b"a", None, None, b"a"]
