@@ -159,7 +159,7 @@ class Ingest:
                 topic,
                 current.settings(queue).topic == topic,
                 before[queue, topic] if (queue, topic) in before else begins.get(topic, {}),
-                current.skipped(queue),
+                current.begin(queue),
             )
             for queue, topic in sorted(pairs)
         ]

@@ -57,6 +57,8 @@ class Evidence:
         self.processes: dict[str, Process] = defaultdict(Process)
         #: The process behind each holder.
         self.process_of: dict[str, str] = {}
+        #: Where the last purge of each queue and source ends.
+        self.purges: dict[tuple[str, str], int] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
@@ -95,6 +97,10 @@ class Evidence:
         except (KeyError, TypeError, ValueError) as error:
             self.report.find("malformed", f"event {self.number}: {error!r}", [self.number])
         self.number += 1
+
+    def is_purged_unread(self, trail: Trail) -> bool:
+        """Return whether a purge ended a record that no consumer had acquired."""
+        return not trail.changes and trail.offset < self.purges.get((trail.queue, trail.source), 0)
 
     def befell(self, name: str) -> set[str]:
         """Return all faults that ever hit a process, a log, or a queue's group."""
@@ -311,7 +317,10 @@ class Evidence:
             if event["onwards"]:
                 self.resumes[event["queue"], source].append((event["offset"], event["offsets"][0]))
             return
-        if kind == "RESUMED":
+        if kind == "PURGE":
+            ends = self.purges
+            ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
+        if kind in ("RESUMED", "PURGE"):
             return
         if event.get("in_order", False):
             self.ordered.add(event["queue"])

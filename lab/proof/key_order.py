@@ -125,7 +125,8 @@ class _Line:
         """Whether a delivery need not wait for an earlier message that has not ended."""
         known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
         # Open messages whose records are gone are redelivered behind all others.
-        return self._is_gone(trail, delivery) or not (known or trail.committed)
+        excused = self._is_gone(trail, delivery) or self._evidence.is_purged_unread(trail)
+        return excused or not (known or trail.committed)
 
     def _is_gone(self, trail: Trail, delivery: Delivery) -> bool:
         """Whether retention had removed a record before a delivery."""

@@ -1,10 +1,13 @@
-"""The current settings of queues that affect deliveries: pauses, circuit breakers, and policies for exceptions."""
+"""The current settings of queues that affect deliveries: pauses, purges, circuit breakers, policies for exceptions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import compress
+from math import inf
+from operator import not_
 
 from marq.client.exception_rules import Failures
 from marq.consumer.circuit_breaker import QueueBreaker
@@ -13,6 +16,7 @@ from marq.consumer.message import Message
 from marq.consumer.prefetch import Prefetch
 from marq.consumer.settlement import put_back
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
@@ -30,6 +34,7 @@ class DeliveryGate:
     def __init__(
         self,
         settings: Callable[[str], QueueSettings],
+        skipped: Callable[[str], SkippedRecords | None],
         queues: Sequence[str],
         prefetch: Prefetch,
         clock: Callable[[], float],
@@ -37,6 +42,10 @@ class DeliveryGate:
         changed: Callable[[], None],
     ) -> None:
         self._settings = settings
+        self._skipped = skipped
+        #: The purged records of each queue, and when they became known here.
+        self._purges: dict[str, SkippedRecords | None] = {}
+        self._purged_s: dict[str, float] = {}
         self._prefetch = prefetch
         self._clock = clock
         self._sleep = sleep
@@ -68,6 +77,32 @@ class DeliveryGate:
             put_back(self._prefetch.take_of(queue))
         self._changed()
 
+    def apply_purges(self, queues: Sequence[str]) -> list[str]:
+        """Note new purges of the served queues; return the queues whose messages in flight have ended."""
+        ended: list[str] = []
+        for queue in queues:
+            purge = self._skipped(queue)
+            before = self._purges.setdefault(queue, purge)
+            if purge is None or purge == before:
+                continue
+            self._purges[queue], self._purged_s[queue] = purge, self._clock()
+            if purge.in_flight != (before.in_flight if before else {}):
+                put_back(self._prefetch.take_of(queue))
+                ended.append(queue)
+        return ended
+
+    def has_ended(self, message: Message) -> bool:
+        """Return whether a purge has ended a message, even if it is in flight."""
+        held, purge = message._held, self._purges.get(message._held.queue)
+        return purge is not None and purge.has_ended(held.source, message._offset, message._record.timestamp)
+
+    def _may_be_purged(self, message: Message) -> bool:
+        """Return whether the PURGE may have come before the ACQUIRE of a message."""
+        held, purge = message._held, self._purges.get(message._held.queue)
+        if purge is None or held.taken_s > self._purged_s.get(held.queue, -inf):
+            return self.has_ended(message)
+        return not purge.left(held.source, message._offset, message._record.timestamp)
+
     def apply(self, held: HeldBatch) -> None:
         """Apply the current settings to a batch."""
         held.settings = settings = self._settings(held.queue)
@@ -84,6 +119,10 @@ class DeliveryGate:
             # They were acquired before the receiver knew of the pause.
             put_back(messages)
             return []
+        # A RELEASE of a purged message has no effect. An ordered queue then asks the tracker before the next delivery.
+        purged = list(map(self._may_be_purged, messages))
+        put_back(compress(messages, purged))
+        messages = list(compress(messages, map(not_, purged)))
         breaker = held.breaker
         if breaker is None:
             return messages
@@ -94,7 +133,10 @@ class DeliveryGate:
 
     def restricts(self, held: HeldBatch) -> bool:
         """Whether some messages of a batch may not be delivered now."""
-        return held.breaker is not None or held.queue in self._paused
+        if held.breaker is not None or held.queue in self._paused:
+            return True
+        purge = self._purges.get(held.queue)
+        return purge is not None and held.records.offsets[0] < purge.ends.get(held.source, 0)
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""

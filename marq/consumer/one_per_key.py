@@ -66,8 +66,6 @@ class Lines:
         self._places: dict[int, Place] = {}
         #: Messages whose outcome is being written.
         self._settling: set[int] = set()
-        #: Messages that a purge may have ended, each with the number of the question about it.
-        self._doubted: dict[int, int] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -120,8 +118,6 @@ class Lines:
             opened = self._opened.pop(row.offset, None)
             if opened is not None:
                 self._take_over(place, opened)
-        if acquired:
-            self.feed.added(self, min(held.taken_s for held, _ in acquired))
         self._continue(firsts)
 
     def _unadded(self, records: Records) -> Records:
@@ -154,9 +150,6 @@ class Lines:
                 self._advance(places[offset], now_s)
             elif held is None:
                 # It has ended together with the one before it.
-                continue
-            elif offset in self._doubted:
-                # It continues when the question about it is answered.
                 continue
             elif is_leased(held, offset, now_s):
                 if held is not of:
@@ -200,7 +193,6 @@ class Lines:
             held.release(offset, LAST, error=place.last)
         else:
             del self._places[offset]
-            self.feed.added(self, held.taken_s)
             self._continue([offset])
         return True
 
@@ -237,30 +229,6 @@ class Lines:
             return False
         place.busy, place.foreign, place.due_s = True, False, 0.0
         return True
-
-    # --- purges -------------------------------------------------------------------------------------------------------
-
-    def doubt(self, number: int) -> list[int]:
-        """Hold back the messages that are leased and wait here until question ``number`` about them is answered."""
-        batches = {id(held): held for held in self._held.values()}.values()
-        settling = self._settling.union(*[held.unwritten for held in batches])
-        waiting = [each for each in self._waiting_here() if each not in settling]
-        self._doubted.update(dict.fromkeys(waiting, number))
-        return waiting
-
-    def resolve(self, number: int, opened: Mapping[int, Open | None]) -> None:
-        """Process an answer to question ``number``: remove the messages that have ended, and deliver the others."""
-        answered = [offset for offset in opened if self._doubted.get(offset) == number]
-        for offset in answered:
-            del self._doubted[offset]
-        ended = [offset for offset in answered if opened[offset] is None]
-        for offset in ended:
-            if offset in self._held:
-                # It must not be renewed any longer.
-                self._held[offset].open.discard(offset)
-        self._end(ended)
-        left = [offset for offset in answered if offset in self._values and offset not in self._delivered]
-        self._continue([offset for offset in left if self._order.is_first(offset)])
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

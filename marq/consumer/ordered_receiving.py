@@ -24,7 +24,6 @@ from marq.consumer.held_batch import HeldBatch
 from marq.consumer.line_places import Place, Reading
 from marq.consumer.message import Message
 from marq.consumer.one_per_key import Lines
-from marq.consumer.purged_lines import PurgedLines
 from marq.consumer.receiver_settings import ReceiverSettings
 from marq.consumer.resume_questions import TrackerQueries, open_messages, questions_about
 from marq.consumer.waiting_limit import BlockedReads, WaitingLimit
@@ -88,7 +87,6 @@ class Ordering:
         self._lines: dict[Key, Lines] = {}
         self._queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
-        self._purged = PurgedLines(settings, self._answers, self._ask_in_task, self.settled, clock, new_holder)
         #: Sources that are being resumed.
         self._asked: set[Source] = set()
         self._asking: set[asyncio.Task[None]] = set()
@@ -139,15 +137,18 @@ class Ordering:
         settings = {queue: self._settings.queue(queue) for queue in queues}
         self._queues = frozenset(queue for queue, each in settings.items() if each.ordered)
         self._paused = frozenset(queue for queue in self._queues if settings[queue].paused)
-        # While a purge runs, its queue is paused. It may have ended messages that wait here.
-        for queue in self._queues - self._paused:
-            if self._purged.deliver(queue, [lines for lines in self._lines.values() if lines.queue == queue]):
-                self._ask += [each for each in self._again if each[0].queue == queue]
-                self._again = [each for each in self._again if each[0].queue != queue]
-                # The purge may also have ended released messages that wait for their next attempt. Later messages of
-                # their keys must not wait until the next regular question.
-                self._later = [(0.0, *each[1:]) if each[2].queue == queue else each for each in self._later]
-                heapq.heapify(self._later)
+        self._wake.set()
+
+    def purged(self, queue: str, ended: Callable[[Message], bool]) -> None:
+        """Drop the undelivered messages of a queue that a purge has ``ended``, and ask about those to acquire."""
+        for message in self.undelivered:
+            if message.queue == queue and ended(message) and message._held.decide(message._offset):
+                message._held.ack(message._offset)
+        self._ask += [each for each in self._again if each[0].queue == queue]
+        self._again = [each for each in self._again if each[0].queue != queue]
+        # Later messages of the keys of released ones must not wait until the next regular question.
+        self._later = [(0.0, *each[1:]) if each[2].queue == queue else each for each in self._later]
+        heapq.heapify(self._later)
         self._wake.set()
 
     @property
@@ -310,10 +311,6 @@ class Ordering:
             return self._asked_s
         # An operator who moves a blocking message waits for its delivery.
         return MAX_ASK_S if place.due_s - now_s >= BLOCKED_WAIT_MS / 2_000 else WAITING_ASK_S
-
-    def added(self, lines: Lines, taken_s: float) -> None:
-        """Check messages that were acquired at this time: a purge may have ended them."""
-        self._purged.added(lines, taken_s)
 
     def settings(self, queue: str) -> QueueSettings:
         return self._settings.queue(queue)

@@ -92,7 +92,9 @@ class Receiver:
         #: Set with the error.
         self.failed = asyncio.Event()
         self.prefetch = Prefetch(serving.queues, settings, clock, buffer)
-        self.gate = DeliveryGate(settings.queue, serving.queues, self.prefetch, clock, sleep, self.demand)
+        self.gate = DeliveryGate(
+            settings.queue, settings.skipped, serving.queues, self.prefetch, clock, sleep, self.demand
+        )
         self.acks = AckBatcher(
             writer,
             markers_partitions=settings.markers_partitions,
@@ -208,9 +210,11 @@ class Receiver:
         self._changed.set()
 
     def apply_pauses(self) -> None:
-        """Pause and resume queues as their settings say."""
+        """Pause and resume queues as their settings say, and drop messages that purges have ended."""
         self.gate.apply_pauses(self._serving.queues)
         self.ordering.serve(self._serving.queues)
+        for queue in self.gate.apply_purges(self._serving.queues):
+            self.ordering.purged(queue, self.gate.has_ended)
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import pytest_asyncio
 
 import marq
 from marq.admin import purge as purging
-from marq.admin.purge_extent import Extent
+from marq.admin.purge import Extent
 from marq.client.receipt import Receipt
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
