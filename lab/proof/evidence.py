@@ -59,6 +59,8 @@ class Evidence:
         self.process_of: dict[str, str] = {}
         #: Where the last purge of each queue and source ends.
         self.purges: dict[tuple[str, str], int] = {}
+        #: Likewise of purges that have ended messages in flight.
+        self.purges_in_flight: dict[tuple[str, str], int] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
@@ -318,8 +320,8 @@ class Evidence:
                 self.resumes[event["queue"], source].append((event["offset"], event["offsets"][0]))
             return
         if kind == "PURGE":
-            ends = self.purges
-            ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
+            for ends in (self.purges, self.purges_in_flight) if event["in_flight"] else (self.purges,):
+                ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
         if kind in ("RESUMED", "PURGE"):
             return
         if event.get("in_order", False):

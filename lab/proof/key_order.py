@@ -86,7 +86,9 @@ class _Line:
             moment = _Moment(delivery, trail, end)
             if latest[index] >= end:
                 self._judge_order(moment, self._trails[:index])
-            if _is_cancelled(trail, end):
+            # Its consumer may not know yet that a purge has ended messages in flight.
+            purged = trail.offset < self._evidence.purges_in_flight.get((trail.queue, trail.source), 0)
+            if _is_cancelled(trail, end) and not purged:
                 self._find("cancelled", f"{moment}: it was cancelled", trail.events)
             if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
                 text = f"{moment}: its consumer resumed after its end at {ends[index]}"

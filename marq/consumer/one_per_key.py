@@ -7,7 +7,7 @@ released, or whose lease has expired, keeps its place. A message without a key i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -55,6 +55,8 @@ class Lines:
         self._acquired = AcquiredRanges(acquired)
         #: Open messages whose records are not read yet.
         self._opened = dict(opened)
+        #: Where the records end that cycles of this assignment have tried to acquire.
+        self._tried = 0
         #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
@@ -86,15 +88,24 @@ class Lines:
 
     def select(self, own: Records) -> tuple[Records, Records]:
         """Return the records to acquire, and those of messages that are open already; leave out finished ones."""
-        if own.offsets[0] >= self._acquired.end and not self._opened:
+        tried, self._tried = self._tried, max(self._tried, own.offsets[-1] + 1)
+        if own.offsets[0] >= max(self._acquired.end, tried) and not self._opened:
             return own, own[:0]
         new, known = [], []
         for index, offset in enumerate(own.offsets):
+            if offset < tried and offset not in self._values and self._is_skipped(offset, own.timestamps[index]):
+                # A cycle that failed may have acquired it before its purge, so ask the tracker.
+                until_s = self.feed.now_s() + self.feed.settings(self.queue).lease_ms / 1000
+                self._opened.setdefault(offset, Open(True, self._attempt_of(own[index]) - 1, until_s, "", False))
             if offset in self._opened:
                 known.append(index)
             elif offset not in self._acquired:
                 new.append(index)
         return own if len(new) == len(own) else own.at(new), own.at(known)
+
+    def _is_skipped(self, offset: int, timestamp_ms: int) -> bool:
+        skipped = self.feed.skipped(self.queue)
+        return skipped is not None and not skipped.left(self.source, offset, timestamp_ms)
 
     def add(self, acquired: Sequence[tuple[HeldBatch, Records]], known: Records) -> None:
         """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
@@ -229,6 +240,16 @@ class Lines:
             return False
         place.busy, place.foreign, place.due_s = True, False, 0.0
         return True
+
+    def purged(self, ended: Callable[[Message], bool]) -> None:
+        """Remove the messages that wait here and that a purge has ``ended``; nothing is written about them."""
+        batches = {id(held): held for held in self._held.values()}.values()
+        settling = self._settling.union(*[held.unwritten for held in batches])
+        offsets = [each._offset for each in self.undelivered if each._offset not in settling and ended(each)]
+        for offset in offsets:
+            # It must not be renewed any longer.
+            self._held[offset].open.discard(offset)
+        self._end(offsets)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ from marq.kafka.group_reader import NotCommitted
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, Resume, Resumed, Source
 from marq.wire.ordered_holders import ordered_holder
 
@@ -141,15 +142,16 @@ class Ordering:
 
     def purged(self, queue: str, ended: Callable[[Message], bool]) -> None:
         """Drop the undelivered messages of a queue that a purge has ``ended``, and ask about those to acquire."""
-        for message in self.undelivered:
-            if message.queue == queue and ended(message) and message._held.decide(message._offset):
-                message._held.ack(message._offset)
+        for lines in self._lines.values():
+            if lines.queue == queue:
+                lines.purged(ended)
         self._ask += [each for each in self._again if each[0].queue == queue]
         self._again = [each for each in self._again if each[0].queue != queue]
         # Later messages of the keys of released ones must not wait until the next regular question.
         self._later = [(0.0, *each[1:]) if each[2].queue == queue else each for each in self._later]
         heapq.heapify(self._later)
         self._wake.set()
+        self.settled()
 
     @property
     def queues(self) -> frozenset[str]:
@@ -311,6 +313,9 @@ class Ordering:
             return self._asked_s
         # An operator who moves a blocking message waits for its delivery.
         return MAX_ASK_S if place.due_s - now_s >= BLOCKED_WAIT_MS / 2_000 else WAITING_ASK_S
+
+    def skipped(self, queue: str) -> SkippedRecords | None:
+        return self._settings.skipped(queue)
 
     def settings(self, queue: str) -> QueueSettings:
         return self._settings.queue(queue)

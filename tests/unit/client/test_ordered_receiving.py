@@ -525,8 +525,8 @@ async def test_purged_messages_behind_another_one_end_at_once() -> None:
     queue.made.reader.add(P0, record(50, "a"))
 
     assert [each.offset for each in await queue.made.take(1)] == [50]
-    assert queue.made.acked == list(range(50))
-    assert queue.asked == []
+    # Nothing is written about them: the tracker has ended them.
+    assert (queue.made.acked, queue.made.released, queue.asked) == ([0], {}, [])
     await queue.stop()
 
 
@@ -572,7 +572,7 @@ async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after
     queue.made.reader.add(P0, record(2, "a"))
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
-    assert queue.made.acked == [0, 1]
+    assert queue.made.acked == [0]
     await queue.stop()
 
 
