@@ -40,8 +40,7 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, purge_key
 from marq.settings.skipped_records import SkippedRecords, read_offsets, written_offsets
-from marq.wire.errors import ConfigError, CorruptMarker, MarqError
-from marq.wire.marker_codec import decode
+from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import MAX_TIME_MS, Purge, Source
 from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import WITHOUT_RECORDS, check_queue_name
@@ -216,7 +215,7 @@ class _Purging:
 
     async def run(self, extent: Extent | None, *, delayed: bool, in_flight: bool) -> Purged:
         queue, definitions = self.queue, self.queues.definitions
-        inspector, limit_s = Inspector(self.settings, definitions), self.settings.request_timeout_ms / 1000
+        inspector = Inspector(self.settings, definitions)
         former = definitions.purge(queue)
         places = (await inspector.places([queue]))[queue]
         # Before anything changes, because a record of a newer version may stop a partition.
@@ -232,15 +231,15 @@ class _Purging:
         extent = replace(extent, ends={**extent.ends, **ends})
         await self._publish(SkippedRecords(until_ms, ends), stops)
         await asyncio.sleep(KNOWN_S)
-        holder = secrets.randbits(63) | 1
-        batches = list(_markers(queue, holder, extent, self.topics, delayed=delayed, in_flight=in_flight))
+        holder, partitions = secrets.randbits(63) | 1, self.topics.markers_partitions
+        markers = _markers(queue, holder, extent, self.topics, delayed=delayed, in_flight=in_flight)
+        written = {MarkerRecord.of(batch, partitions): batch for batch in markers}
         async with marker_writer(cluster_of(self.settings), self.topics) as writer:
-            records = [MarkerRecord.of(batch, self.topics.markers_partitions) for batch in batches]
-            await writer.write(records, limit_s)
+            await writer.write(list(written), self.settings.request_timeout_ms / 1000)
         if in_flight:
             await self._publish(SkippedRecords(until_ms, ends, in_flight=ends), stops)
         try:
-            counts = await self._fold(owned, holder)
+            counts = await self._fold(owned, written)
             counts["waiting"] += await self._unread(spans, places, ends, former)
         except MarqError as error:
             error.args = (f"queue {queue!r}: its messages are purged, but could not be counted: {error}",)
@@ -269,18 +268,18 @@ class _Purging:
 
         await self.queues.merge(f"queue {self.queue!r}", purge_key(self.queue), read, merged)
 
-    async def _fold(self, owned: Mapping[int, Owned], holder: int) -> Counter[str]:
+    async def _fold(self, owned: Mapping[int, Owned], written: Mapping[MarkerRecord, Purge]) -> Counter[str]:
         """Fold the markers up to this purge's, and count the open messages that these end."""
         counts = Counter[str]()
         async with LogReader(self.settings, committed=True) as view:
-            markers = await view.ranges(self.settings.names.markers)
-            async for fetched in view.read(
-                {source: range(owned[source.partition].end, span.stop) for source, span in markers.items()}
-            ):
+            spans = await view.ranges(self.settings.names.markers)
+            left = {source: range(owned[source.partition].end, span.stop) for source, span in spans.items()}
+            async for fetched in view.read(left):
                 for source, read in fetched.items():
                     tracker = owned[source.partition].tracker
                     for row in read:
-                        if (batch := _purge_in(row.value)) is not None and batch.holder == holder:
+                        batch = written.get(MarkerRecord(source.partition, row.value or b""))
+                        if batch is not None:
                             counts += _counted(tracker.book, batch)
                             ranges = tracker.book.acquired.get((self.queue, batch.source), AcquiredRanges())
                             self.acquired[batch.source] = AcquiredRanges(ranges.intervals)
@@ -314,11 +313,3 @@ class _Purging:
                         passed = offset < places[source] and (former is None or former.left(source, offset, sent_ms))
                         count += ours and not passed
         return count
-
-
-def _purge_in(value: bytes | None) -> Purge | None:
-    try:
-        batch = decode(value)
-    except (CorruptMarker, MarqError):
-        return None
-    return batch if isinstance(batch, Purge) else None

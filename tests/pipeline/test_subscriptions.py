@@ -238,8 +238,8 @@ def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory
 def test_a_purge_cancels_unread_messages_and_hides_no_loss(directory: Directory) -> None:
     log, later = Orders(), Orders()
     ids = [log.sent(offset) for offset in range(6)]
-    log.of("a", "ACQUIRE", 0, 2)
-    log.of("a", "ACQUIRE", 2, 3, from_offset=1)
+    log.of("a", "ACQUIRE", 0, 1_990)
+    log.of("a", "ACQUIRE", 2, 1_991, from_offset=1)
 
     found = states(directory, log)
 

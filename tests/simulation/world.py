@@ -49,8 +49,6 @@ from tests.simulation.table import LocalTable
 from tests.simulation.tracker import Owner
 
 MAX_EVENTS = 200_000
-#: How many worlds purge queues.
-PURGE_SHARE = 0.1
 #: Hosts of trackers, each with its own disk.
 HOSTS = 2
 #: Faults by which an at-most-once queue, too, delivers messages twice: causes 8, 9 and 11 of docs/guarantees.md; and a
@@ -87,8 +85,8 @@ class Plan:
     #: Whether some of them have deduplication ids.
     ids: bool = True
     blind: bool = False
-    #: Whether some worlds purge queues.
-    purges: bool = True
+    #: How many worlds purge queues.
+    purges: float = 0.1
 
 
 class World:
@@ -255,7 +253,7 @@ class World:
         for partition in range(len(self.markers)):
             self.owners.append(self._owner(partition))
         lots = self._purge_lots
-        self.purger = Purger(self, lots) if plan.purges and lots.random() < PURGE_SHARE else None
+        self.purger = Purger(self, lots) if lots.random() < plan.purges else None
         self._living.append(self.producer)
         if self.purger is not None:
             self._living.append(self.purger)
