@@ -379,7 +379,7 @@ def test_subscriptions_each_queue_of_a_topic_ends_each_record_on_its_own() -> No
 
 
 def test_purge_a_message_that_was_not_acquired_before_it_is_never_delivered() -> None:
-    """Whatever consumers are doing when they learn of it, and even if the purge is killed and repeated."""
+    """Consumers may be acquiring messages when they learn of it, and the purge may be killed and repeated."""
     stats: Counter[str] = Counter()
     for seed in range(2 * SEEDS):
         faults = swarm.only(acquire_slow=0.3, acquire_unknown=0.1, late_settings=0.3, commit_failed=0.1)
