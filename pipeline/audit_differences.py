@@ -74,6 +74,13 @@ def overdue(cut: Cut) -> Column:
     return F.coalesce(still_open & ~waits & (possible_from + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))
 
 
+def is_purged() -> Column:
+    """Return whether its queue was purged before any consumer had acquired it."""
+    purged = F.col("open_pos").isNull() & (F.col("offset") < F.col("purge_end"))
+    # It hides no record that an ACQUIRE claims to contain.
+    return F.coalesce(purged & ~within(), F.lit(False))
+
+
 def passed_over() -> Column:
     """Return whether its queue read it or later records, but did not acquire it."""
     behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
@@ -106,7 +113,12 @@ def _contradiction(held_back: Column) -> Column:
         .when(F.col("facts") > 1, "two facts")
         .when(unread & ended & known, "finished, but never acquired or delayed")
         .when(
-            unread & record.isNotNull() & F.col("queue").isNotNull() & passed_over() & ~F.col("compacted"),
+            unread
+            & record.isNotNull()
+            & F.col("queue").isNotNull()
+            & passed_over()
+            & ~F.col("compacted")
+            & ~is_purged(),
             "passed over",
         )
         .when(_absent() & ~held_back, _NO_RECORD)

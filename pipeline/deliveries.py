@@ -9,9 +9,11 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from marq.wire.names import WITHOUT_RECORDS
 from pipeline.audit_differences import (
     differences_of_record,
     ingested,
+    is_purged,
     lost,
     overdue,
     passed_over,
@@ -60,6 +62,14 @@ def reads(markers: DataFrame) -> DataFrame:
     runs = runs.withColumn("number", F.sum("begins").over(in_order)).groupBy(*place, "number")
     whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("run")).drop("number")
     return whole.groupBy(*place).agg(F.collect_list("run").alias("runs"))
+
+
+def purges(markers: DataFrame) -> DataFrame:
+    """Return the offset before which each queue was purged: queue, topic, partition, end, and the time in ms."""
+    # Messages that are not records were opened by a DELAY, so facts tell which of them were purged.
+    rows = markers.where((F.col("kind") == "PURGE") & (F.col("topic") != WITHOUT_RECORDS))
+    last = F.max(F.struct("offset", F.unix_millis("logged_at").alias("at_ms"))).alias("last")
+    return rows.groupBy("queue", "topic", "partition").agg(last).select("queue", "topic", "partition", "last.*")
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
@@ -196,7 +206,7 @@ def _ended(rows: DataFrame) -> DataFrame:
         {
             "settled_at": settled,
             "available_at": F.when(F.col("handed_out"), sent).otherwise(F.coalesce("wait_until", sent)),
-            "ended_at": ended_at,
+            "ended_at": F.coalesce(ended_at, _purged_at()),
         }
     )
 
@@ -238,7 +248,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.coalesce("acquired.at", "delayed.at", "record.at", "last_at").alias("began_at"),
         delivery.alias("delivery"),
         "queue",
-        "last_at",
+        F.coalesce("last_at", _purged_at()).alias("last_at"),
         "seen_at",
         _state().alias("state"),
         (
@@ -276,6 +286,7 @@ def _state() -> Column:
     unread = (
         F.when(F.col("record").isNull(), "strange")
         .when(F.col("queue").isNull(), "no_queue")
+        .when(is_purged(), "cancelled")
         .when(lost(), "lost")
         .when(passed_over() | (F.col("offset") < F.col("begin_offset")), "expired_unread")
         .otherwise("waiting")
@@ -291,6 +302,10 @@ def _state() -> Column:
         .when(F.col("given_back").isNotNull(), "released")
         .otherwise("leased")
     )
+
+
+def _purged_at() -> Column:
+    return F.when(is_purged(), F.timestamp_millis("purged_ms"))
 
 
 def _expirations() -> Column:

@@ -203,7 +203,7 @@ class Ingest:
                 replace(
                     known,
                     current=is_now and current.settings(queue).topic == topic,
-                    purge=current.skipped(queue),
+                    start=current.begin(queue),
                     incarnation=known.incarnation or (ids.get(topic, "") if is_now else ""),
                 )
             )

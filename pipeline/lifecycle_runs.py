@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, DateType, StructField, StructType
 from marq.wire.names import Names
 from pipeline import incarnations
 from pipeline.cut import Cut
-from pipeline.deliveries import reads
+from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.lake import Commit, Lake
@@ -37,7 +37,7 @@ from pipeline.record_parts import (
     of_markers,
     of_messages,
 )
-from pipeline.subscriptions import Mark, Subscription, Subscriptions
+from pipeline.subscriptions import Mark, PurgeEnd, Subscription, Subscriptions
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.tracker_activity import Activity, activity
 
@@ -53,6 +53,7 @@ _NOTHING: Commit = {
     "round": -1,
     "last": dict.fromkeys(_STREAMS, -1),
     "marks": [],
+    "purges": [],
     "subscriptions": [],
     "begins": {},
     "clocks": [],
@@ -110,7 +111,8 @@ class Run:
         keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
         known = [Subscription.read(document) for document in self._round["subscriptions"]]
         subscriptions = Subscriptions(self._spark, self._names, known, marks)
-        cut = self._cut(marks, clocks, subscriptions, keyed=keyed)
+        ended = self._purges(new["markers"])
+        cut = self._cut(marks, ended, clocks, subscriptions, keyed=keyed)
         stage = self._lake.stage(TABLE, self._number)
         self._say("computing each message")
         carried = self._carried()
@@ -118,8 +120,14 @@ class Run:
         parts = added_up(*_told(new, subscriptions, carried), *carried, *others)
         self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
         replaced = self._reopen(stage, cut, subscriptions, clocks)
-        progress = {"marks": marks, "subscriptions": subscriptions.document(), "clocks": clocks, "keyed": keyed}
-        progress["begins"] = self._begins
+        progress = {
+            "marks": marks,
+            "purges": ended,
+            "subscriptions": subscriptions.document(),
+            "clocks": clocks,
+            "keyed": keyed,
+            "begins": self._begins,
+        }
         return self._publish("told" if replaced is None else "again", replaced or {}, progress)
 
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
@@ -175,13 +183,26 @@ class Run:
             runs_of.setdefault((queue, topic, partition), []).extend(list(run) for run in runs)
         return [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
 
-    def _cut(self, marks: list[Mark], clocks: list[Activity], subscriptions: Subscriptions, *, keyed: bool) -> Cut:
+    def _purges(self, markers: DataFrame) -> list[PurgeEnd]:
+        """Return the last purge of each queue in each partition."""
+        rows = sorted([*map(tuple, purges(markers).collect()), *map(tuple, self._before["purges"])])
+        return [*{row[:3]: row for row in rows}.values()]
+
+    def _cut(
+        self,
+        marks: list[Mark],
+        ended: list[PurgeEnd],
+        clocks: list[Activity],
+        subscriptions: Subscriptions,
+        *,
+        keyed: bool,
+    ) -> Cut:
         names = self._names
         first = self._round["first"]
         seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
         times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
         return Cut(
-            reading=subscriptions.reading(marks, self._partitions()),
+            reading=subscriptions.reading(marks, self._partitions(), ended),
             clocks=seen.select("log_partition", *[time.alias(name) for name, time in times.items()]),
             first=first.get("messages", {}),
             begins=self._round["begins"],

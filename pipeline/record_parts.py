@@ -106,7 +106,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 def of_markers(markers: DataFrame) -> DataFrame:
     """Return the parts in markers, which have a column ``subscription``."""
-    about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED"))
+    about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED", "PURGE"))
     # A batch has at most 2^16 markers.
     pos = F.col("log_offset") * 65_536 + F.col("index")
     until = later_by(F.col("logged_at"), F.col("lease_ms"))

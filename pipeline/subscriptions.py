@@ -6,7 +6,7 @@ so its place identifies it. The column ``subscription`` is the queue for the for
 Each record is a message of the queue, whether it was acquired or not, with these exceptions:
 
 * records before ``since``: retention had removed them when ``ingest`` first read the subscription;
-* purged records, including those before the start of a queue with ``start = "latest"``;
+* records before the start of a queue with ``start = "latest"``;
 * records that the queue had not read when it stopped naming the topic.
 
 If the queue did not acquire such a record, the record is *skipped*: it has no row in the lifecycle. If the queue names
@@ -27,13 +27,15 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 from marq.wire.names import Names, is_synthetic
 from pipeline.tables import columns
 
 #: Queue, topic, partition, and the runs of offsets that the queue has read there.
 Mark = tuple[str, str, int, list[list[int]]]
+#: Queue, topic, partition, the offset before which the queue was purged there, and when that was.
+PurgeEnd = tuple[str, str, int, int, int]
 #: Queue and topic.
 Pair = tuple[str, str]
 
@@ -46,7 +48,9 @@ READING = StructType(
     [
         *columns("queue string, topic string, partition long").fields,
         StructField("runs", ArrayType(ArrayType(LongType()))),
-        *columns("since long, purge_end long, purged_until_ms long, former boolean").fields,
+        *columns(
+            "since long, start_end long, start_until_ms long, former boolean, purge_end long, purged_ms long"
+        ).fields,
     ]
 )
 _MISSED = "topic string, partition long, subscription string, after long, upto long"
@@ -65,32 +69,29 @@ class Subscription:
     current: bool = False
     #: Where each partition began when ``ingest`` first saw the subscription; partitions are text, as in JSON.
     since: Mapping[str, int] = field(default_factory=dict)
-    purge: Purge | None = None
+    start: SkippedRecords | None = None
     #: The id of the topic's incarnation; empty if it is not known.
     incarnation: str = ""
 
     def document(self) -> dict[str, Any]:
-        purge = None if self.purge is None else self.purge.document()
-        return {**vars(self), "purge": purge}
+        return {**vars(self), "start": None if self.start is None else self.start.document()}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Subscription:
-        purge = document["purge"]
-        return cls(**{**document, "purge": None if purge is None else Purge.read(purge)})
+        start = document["start"]
+        return cls(**{**document, "start": None if start is None else SkippedRecords.read(start)})
 
     def limits(self, partition: int) -> tuple[int | None, int | None, int | None, bool]:
-        """Return the last columns of :data:`READING`."""
-        since, place = self.since.get(str(partition)), Source(self.topic, partition)
-        if self.purge is None:
+        """Return the columns of :data:`READING` from ``since`` to ``former``."""
+        since, place, start = self.since.get(str(partition)), Source(self.topic, partition), self.start
+        if start is None:
             return since, None, None, not self.current
         wanted = (place, place.of(self.incarnation) if self.incarnation else None)
-        known = [source for source in self.purge.ends if source in wanted]
-        # Without an id, the last purge is of the incarnation that ``ingest`` reads.
-        sources = known or [source for source in self.purge.ends if not self.incarnation and source.log == place]
-        source = max(sources, key=self.purge.until_of, default=place)
-        # An unfinished purge may still write markers from its start on.
-        end = self.purge.ends.get(source, 0)
-        return since, min(end, self.purge.starts.get(source, end)), self.purge.until_of(source), not self.current
+        known = [source for source in start.ends if source in wanted]
+        # Without an id, the last start is of the incarnation that ``ingest`` reads.
+        sources = known or [source for source in start.ends if not self.incarnation and source.log == place]
+        source = max(sources, key=start.until_of, default=place)
+        return since, start.ends.get(source, 0), start.until_of(source), not self.current
 
 
 class Subscriptions:
@@ -175,13 +176,25 @@ class Subscriptions:
         rows = acquired.where(F.col("topic").isin(shared) & F.col("holder").isNotNull())
         return rows.groupBy(F.col("topic").alias("mixed"), "holder").agg(F.min("held_for").alias("held_for"))
 
-    def reading(self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]]) -> DataFrame:
+    def reading(
+        self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]], purges: Iterable[PurgeEnd] = ()
+    ) -> DataFrame:
         """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
+        purged = {(queue, topic, partition): (end, at_ms) for queue, topic, partition, end, at_ms in purges}
         runs = {(queue, topic, partition): runs for queue, topic, partition, runs in marks}
         by_pair = {(subscription.queue, subscription.topic): subscription for subscription in self._all}
-        wanted = {*runs, *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ()))}
+        wanted = {
+            *runs,
+            *purged,
+            *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ())),
+        }
         rows = [
-            (*place, runs.get(place), *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]))
+            (
+                *place,
+                runs.get(place),
+                *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]),
+                *purged.get(place, (None, None)),
+            )
             for place in sorted(wanted)
         ]
         return self._spark.createDataFrame(rows, READING)
@@ -224,8 +237,8 @@ def skipped(passed_over: Column, within: Column) -> Column:
     ``passed_over``: the queue has read later records; ``within``: it has read earlier ones of the same run, too.
     """
     offset = F.col("offset")
-    # The same condition as in Purge.left.
-    purged = (offset < F.col("purge_end")) & (F.unix_millis("record.at") <= F.col("purged_until_ms"))
-    tests = [(offset < F.col("since")) & ~within, purged & ~within, F.col("former") & ~passed_over]
+    # The same condition as in SkippedRecords.left.
+    before_start = (offset < F.col("start_end")) & (F.unix_millis("record.at") <= F.col("start_until_ms"))
+    tests = [(offset < F.col("since")) & ~within, before_start & ~within, F.col("former") & ~passed_over]
     # The columns are null if there is no such limit.
     return reduce(or_, [F.coalesce(test, F.lit(False)) for test in tests])

@@ -21,6 +21,7 @@ property            meaning of a violation
 ``attempts``        an attempt does not follow from the previous one, or exceeds the limit
 ``dead-letter``     a message is dead before its last attempt, or not dead after it, or dead as too large but is not
 ``cancelled``       a cancelled message was redelivered, or CANCELLED answers no request
+``purged``          a message was delivered that a purge had ended before any consumer acquired it
 ``answered``        a caller was told that its RESCHEDULE or CANCEL was in time or too late, but the log disagrees
 ``redriven``        a redrive concerned a record that is not a dead letter, lacks its note or has too many,
                     or was reported but did not happen
@@ -148,6 +149,8 @@ class _Verdict:
         judge_answers(report, trail, [trail])
         if trail.deliver_at_ms is not None and trail.began and trail.deliveries:
             self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
+        if trail.deliveries and self._evidence.is_purged_unread(trail):
+            self._find("purged", f"{trail}: delivered, although it was purged", trail.events)
         if trail.deliveries and self._is_spent(trail.queue):
             self._judge_spent(trail)
         self._judge_delay(trail)
@@ -352,6 +355,9 @@ class _Verdict:
                 self._done.add(self._messages.of(trail))
             elif standing is not None and _is_far(standing, evidence.logs[trail.log].now_ms):
                 report.waiting += 1
+                self._done.add(self._messages.of(trail))
+            elif standing is None and evidence.is_purged_unread(trail):
+                report.purged += trail.committed
                 self._done.add(self._messages.of(trail))
             elif standing is None and trail.offset < evidence.starts.get(trail.source, 0):
                 if trail.committed:

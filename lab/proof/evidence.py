@@ -368,6 +368,10 @@ class Evidence:
         self.processes: dict[str, ProcessFaults] = defaultdict(ProcessFaults)
         #: The process behind each holder.
         self.process_of: dict[str, str] = {}
+        #: Where the last purge of each queue and source ends.
+        self.purges: dict[tuple[str, str], int] = {}
+        #: Likewise of purges that have ended messages in flight.
+        self.purges_in_flight: dict[tuple[str, str], int] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
         self.versions: dict[int, dict[str, dict[str, Any]]] = {}
         self.moved: set[str] = set()
@@ -407,6 +411,10 @@ class Evidence:
         except (KeyError, TypeError, ValueError) as error:
             self.report.find("malformed", f"event {self.number}: {error!r}", [self.number])
         self.number += 1
+
+    def is_purged_unread(self, trail: Trail) -> bool:
+        """Return whether a purge ended a record that no consumer had acquired."""
+        return not trail.changes and trail.offset < self.purges.get((trail.queue, trail.source), 0)
 
     def befell(self, name: str) -> set[str]:
         """Return all faults that ever hit a process, a log, or a queue's group."""
@@ -629,7 +637,10 @@ class Evidence:
             if event["onwards"]:
                 self.resumes[event["queue"], source].append((event["offset"], event["offsets"][0]))
             return
-        if kind == "RESUMED":
+        if kind == "PURGE":
+            for ends in (self.purges, self.purges_in_flight) if event["in_flight"] else (self.purges,):
+                ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
+        if kind in ("RESUMED", "PURGE"):
             return
         if event.get("in_order", False):
             self.ordered.add(event["queue"])

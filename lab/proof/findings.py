@@ -52,6 +52,8 @@ class Report:
     stranded: int = 0
     #: Messages that are delayed past the end of the history.
     waiting: int = 0
+    #: Messages that no consumer had acquired when a purge ended them.
+    purged: int = 0
     duplicates: int = 0
     #: Dead letters of messages that had one already, without a redrive in between.
     dead_twice: int = 0
@@ -72,7 +74,7 @@ class Report:
         """Return the counts, ready for JSON."""
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven", "deduplicated")
-        ends = ("lost", "expired_unread", "stranded", "waiting", "duplicates", "dead_twice")
+        ends = ("lost", "expired_unread", "stranded", "waiting", "purged", "duplicates", "dead_twice")
         summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "done_and_dead", "violations"):
             summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}

@@ -33,7 +33,7 @@ from lab.proof.states import (
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
-from marq.wire.names import is_synthetic
+from marq.wire.names import WITHOUT_RECORDS, is_scheduled, is_synthetic
 
 Event = dict[str, Any]
 #: A message: its queue, and the name of its place. Several queues may have a message at one place.
@@ -234,6 +234,31 @@ class Fold:
             for key in moved:
                 self.put(key, self.open[key]._replace(dues_ms=(self.now_ms,), state=CANCELLED, holder=""))
 
+    def _purge(self, event: Event) -> None:
+        queue, source, end = event["queue"], event["source"], event["offsets"][0]
+        # Its offset is then a time, and it concerns messages that DELAYs have opened, in any source.
+        without_records = source.startswith(f"{WITHOUT_RECORDS}/")
+        for key, standing in list(self.open.items()):
+            own, _, offset = key[1].rpartition("/")
+            if key[0] != queue or (not without_records and own != source):
+                continue
+            if without_records and ((queue, own) in self.acquired or is_scheduled(own)):
+                continue
+            before = (standing.since_ms if without_records else int(offset)) < end
+            if before and self._is_purged(standing, event, own):
+                self.put(key, standing._replace(dues_ms=(self.now_ms,), state=CANCELLED, holder=""))
+        if not without_records:
+            _mark(self.acquired.setdefault((queue, source), bytearray()), 0, end)
+
+    def _is_purged(self, standing: Standing, event: Event, source: str) -> bool:
+        state, in_flight = standing.state, event["in_flight"]
+        if state == DELAYED:
+            waits_from = standing.since_ms if is_synthetic(source) else self.now_ms
+            return event["delayed"] or standing.due_ms <= waits_from
+        if state == WAITING_IN_ORDER:
+            return in_flight or standing.blocks(self.now_ms)
+        return state == RELEASED or (in_flight and state in HELD)
+
     def _ask(self, event: Event, offset: int, in_time: Sequence[Key]) -> None:
         for key in in_time:
             self.ask(key, event, in_time=True)
@@ -380,6 +405,7 @@ _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "RESCHEDULE": Fold._reschedule,
     "CANCEL": Fold._cancel,
     "RESUME": Fold._resume,
+    "PURGE": Fold._purge,
     **dict.fromkeys(FACTS, Fold._fact),
     "TICK": lambda fold, event: fold.tick(event),
 }

@@ -68,6 +68,7 @@ from marq.wire.markers import (
     Fact,
     Headers,
     Payload,
+    Purge,
     Reject,
     Release,
     Renew,
@@ -279,6 +280,8 @@ def _columns(batch: Batch) -> Event:
         return {"reasons": list(batch.reasons)}
     if isinstance(batch, Resume):
         return {"onwards": batch.onwards}
+    if isinstance(batch, Purge):
+        return {"in_flight": batch.in_flight, "delayed": batch.delayed}
     if isinstance(batch, Resumed):
         states = [State(state).name if state else "" for state in batch.states]
         told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(range_) for range_ in batch.acquired]}

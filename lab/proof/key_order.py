@@ -85,7 +85,9 @@ class _Line:
             moment = _Moment(delivery, trail, end)
             if latest[index] >= end:
                 self._judge_order(moment, self._trails[:index])
-            if _is_cancelled(trail, end):
+            # Its consumer may not know yet that a purge has ended messages in flight.
+            purged = trail.offset < self._evidence.purges_in_flight.get((trail.queue, trail.source), 0)
+            if _is_cancelled(trail, end) and not purged:
                 self._find("cancelled", f"{moment}: it was cancelled", trail.events)
             if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
                 text = f"{moment}: its consumer resumed after its end at {ends[index]}"
@@ -124,7 +126,8 @@ class _Line:
         """Whether a delivery need not wait for an earlier message that has not ended."""
         known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
         # Open messages whose records are gone are redelivered behind all others.
-        return self._is_gone(trail, delivery) or not (known or trail.committed)
+        excused = self._is_gone(trail, delivery) or self._evidence.is_purged_unread(trail)
+        return excused or not (known or trail.committed)
 
     def _is_gone(self, trail: Trail, delivery: HandlerDelivery) -> bool:
         """Whether retention had removed a record before a delivery."""

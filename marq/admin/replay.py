@@ -26,12 +26,11 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from marq.admin.purge_extent import existing_ranges
 from marq.backend.cluster import Writer, cluster_of, marker_writer
 from marq.client.backends import require_kafka
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
-from marq.kafka.log_reader import LogReader
+from marq.kafka.log_reader import LogReader, existing_ranges
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.records import Row
 from marq.kafka.topics import Topics, ensure_topics

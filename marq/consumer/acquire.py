@@ -22,7 +22,7 @@ from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.large_messages import size_bytes, without_value
 from marq.wire.markers import (
     DUE_AT_ONCE,
@@ -239,10 +239,10 @@ def acquisitions_again(keys: KeyQueues, retries: Iterable[Retry], settings: Rece
             )  # fmt: skip
 
 
-def unskipped(purge: Purge | None, source: Source, own: Records) -> tuple[Records, int]:
+def unskipped(purge: SkippedRecords | None, source: Source, own: Records) -> tuple[Records, int]:
     """Return the records that a purge leaves, and the first offset that ACQUIREs may count as known, or 0.
 
-    Purged records must not count as known: the tracker would ignore the purge's own markers.
+    Purged records must not count as known: if the purge is not complete, nothing else tells which of them have ended.
     """
     end = 0 if purge is None else purge.ends.get(source, 0)
     if purge is None or own.offsets[0] >= end:

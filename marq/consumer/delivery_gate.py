@@ -1,10 +1,13 @@
-"""The current settings of queues that affect deliveries: pauses, circuit breakers, and policies for exceptions."""
+"""The current settings of queues that affect deliveries: pauses, purges, circuit breakers, policies for exceptions."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Sequence
+from itertools import compress
+from math import inf
+from operator import not_
 
 from marq.client.background import Time
 from marq.client.exception_rules import Failures
@@ -15,6 +18,7 @@ from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
@@ -37,7 +41,10 @@ class DeliveryGate:
         time: Time,
         changed: asyncio.Event,
     ) -> None:
-        self._settings = settings.queue
+        self._settings, self._skipped = settings.queue, settings.skipped
+        #: The purged records of each queue, and when they became known here.
+        self._purges: dict[str, SkippedRecords | None] = {}
+        self._purged_s: dict[str, float] = {}
         self._prefetch = prefetch
         self._clock, self._sleep = time.now_s, time.sleep
         self._changed = changed
@@ -68,6 +75,32 @@ class DeliveryGate:
             put_back(self._prefetch.take_of(queue))
         self._changed.set()
 
+    def apply_purges(self, queues: Sequence[str]) -> list[str]:
+        """Note new purges of the served queues; return the queues whose messages in flight have ended."""
+        ended: list[str] = []
+        for queue in queues:
+            purge = self._skipped(queue)
+            before = self._purges.setdefault(queue, purge)
+            if purge is None or purge == before:
+                continue
+            self._purges[queue], self._purged_s[queue] = purge, self._clock()
+            if purge.in_flight != (before.in_flight if before else {}):
+                put_back(self._prefetch.take_of(queue))
+                ended.append(queue)
+        return ended
+
+    def has_ended(self, message: Message) -> bool:
+        """Return whether a purge has ended a message, even if it is in flight."""
+        batch, purge = message._batch, self._purges.get(message._batch.queue)
+        return purge is not None and purge.has_ended(batch.source, message._offset, message._record.timestamp)
+
+    def _may_be_purged(self, message: Message) -> bool:
+        """Return whether the PURGE may have come before the ACQUIRE of a message."""
+        batch, purge = message._batch, self._purges.get(message._batch.queue)
+        if purge is None or batch.taken_s > self._purged_s.get(batch.queue, -inf):
+            return self.has_ended(message)
+        return not purge.left(batch.source, message._offset, message._record.timestamp)
+
     def apply(self, batch: LeasedBatch) -> None:
         """Apply the current settings to a batch."""
         settings = self._settings(batch.queue)
@@ -85,6 +118,10 @@ class DeliveryGate:
             # They were acquired before the receiver knew of the pause.
             put_back(messages)
             return []
+        # A RELEASE of a purged message has no effect. An ordered queue then asks the tracker before the next delivery.
+        purged = list(map(self._may_be_purged, messages))
+        put_back(compress(messages, purged))
+        messages = list(compress(messages, map(not_, purged)))
         breaker = batch.breaker
         if breaker is None:
             return messages
@@ -95,7 +132,10 @@ class DeliveryGate:
 
     def restricts(self, batch: LeasedBatch) -> bool:
         """Whether some messages of a batch may not be delivered now."""
-        return batch.breaker is not None or batch.queue in self._paused
+        if batch.breaker is not None or batch.queue in self._paused:
+            return True
+        purge = self._purges.get(batch.queue)
+        return purge is not None and batch.records.offsets[0] < purge.ends.get(batch.source, 0)
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""

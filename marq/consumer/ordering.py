@@ -36,8 +36,8 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import BLOCK
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resumed, Source
 from marq.wire.names import ORDERING_KEY_HEADER
 from marq.wire.ordered_holders import ordered_holder
@@ -75,11 +75,10 @@ class Run(NamedTuple):
 
 
 class Question(NamedTuple):
-    """Which of these messages are still open? ``check`` is the number of a check after a purge."""
+    """Which of these messages are still open?"""
 
     keys: KeyQueues
     offsets: Sequence[int]
-    check: int | None = None
 
 
 class Beginning(NamedTuple):
@@ -268,13 +267,9 @@ class Ordering:
         self._deliver: list[Run] = []
         self._resume: list[Beginning] = []
         self._ask: list[tuple[KeyQueues, Retry]] = []
-        self._checks: list[Question] = []
         self._again: list[tuple[KeyQueues, Retry]] = []
         self._later: list[tuple[float, int, KeyQueues, Retry]] = []
         self._numbers = count()
-        #: The last purge of each queue, and when the queue delivered again.
-        self._purges: dict[str, Purge | None] = {}
-        self._purged_s: dict[str, float] = {}
         #: How many cycles in a row have read only messages that wait behind others.
         self._blocked_cycles = 0
         #: Whether the limit of waiting messages was logged, and half of it has been in use ever since.
@@ -288,17 +283,16 @@ class Ordering:
             _, _, keys, retry = heapq.heappop(self._later)
             keys.advance(retry, now_s)
         commit = now_s >= self._commit_s
-        if not (self._deliver or self._resume or self._ask or self._checks or self._again or commit):
+        if not (self._deliver or self._resume or self._ask or self._again or commit):
             return None
         if commit:
             self._commit_s = now_s + COMMIT_S
-        deliver, resume, checks = self._deliver, self._resume, self._checks
-        self._deliver, self._resume, self._checks = [], [], []
+        deliver, resume, self._deliver, self._resume = self._deliver, self._resume, [], []
         kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
         again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
         asks = [Question(keys, [retry.offset for retry in retries]) for keys, retries in _grouped(self._ask).items()]
         self._again, self._ask = kept, []
-        return Steps(deliver, resume, [*asks, *checks], again, commit)
+        return Steps(deliver, resume, asks, again, commit)
 
     @property
     def next_due_s(self) -> float:
@@ -319,31 +313,23 @@ class Ordering:
 
     # --- queues and sources -------------------------------------------------------------------------------------------
 
-    def serve(self, queues: Iterable[str], now_s: float) -> None:
+    def serve(self, queues: Iterable[str]) -> None:
         """Note which of these queues are ordered, and which of them are paused."""
         settings = {queue: self.settings.queue(queue) for queue in queues}
         self.queues = frozenset(queue for queue, its in settings.items() if its.ordered)
         self._paused = frozenset(queue for queue in self.queues if settings[queue].paused)
-        # While a purge runs, its queue is paused. It may have ended messages that wait here.
-        for queue in self.queues - self._paused:
-            purge = self.settings.skipped(queue)
-            if purge != self._purges.get(queue):
-                self._purges[queue], self._purged_s[queue] = purge, now_s
-                self._ask_after_purge(queue, now_s)
 
-    def _ask_after_purge(self, queue: str, now_s: float) -> None:
+    def purged(self, queue: str, now_s: float) -> None:
+        """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
         waiting, self._again = self._again, []
         for keys, retry in waiting:
             retry.asks = retry.asks or keys.queue == queue
             self.again(keys, retry)
+        skipped = self.settings.skipped(queue)
         for keys in self._keys.values():
-            if keys.queue == queue:
-                self._check(keys)
-                keys.ask_again(now_s)
-
-    def _check(self, keys: KeyQueues) -> None:
-        if (question := keys.doubt(next(self._numbers))) is not None:
-            self._checks.append(question)
+            if keys.queue == queue and skipped is not None:
+                keys.purged(skipped, now_s)
+        self.uncommitted(now_s)
 
     def unresumed(self, serving: Serving, records: Mapping[Source, Records]) -> list[Source]:
         """Return the sources of these records that are not resumed, and begin to resume them."""
@@ -383,7 +369,7 @@ class Ordering:
         for keys in self._keys.values():
             keys.give_up()
         self._keys = {}
-        self._deliver, self._resume, self._ask, self._checks, self._again, self._later = [], [], [], [], [], []
+        self._deliver, self._resume, self._ask, self._again, self._later = [], [], [], [], []
         self._resuming.clear()
 
     def release_waiting(self) -> None:
@@ -487,11 +473,6 @@ class Ordering:
             if new[keys]:
                 self._blocked_cycles = 0 if self._deliver else self._blocked_cycles + 1
 
-    def check_purged(self, keys: KeyQueues, taken_s: float) -> None:
-        """Check messages that were acquired at this time: a purge may have ended them."""
-        if taken_s <= self._purged_s.get(keys.queue, -inf):
-            self._check(keys)
-
     def not_acquired(self, again: Again, now_s: float) -> None:
         """Try again later to acquire these messages."""
         for keys, retries in again.items():
@@ -500,11 +481,7 @@ class Ordering:
 
     def answered(self, question: Question, parts: Sequence[Resumed], now_s: float) -> None:
         """Process an answer, or parts of it."""
-        opened = open_messages(parts, now_s)
-        if question.check is None:
-            question.keys.answered(opened, now_s)
-        elif question.keys.active:
-            question.keys.checked(question.check, opened, now_s)
+        question.keys.answered(open_messages(parts, now_s), now_s)
         self.uncommitted(now_s)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
@@ -555,6 +532,8 @@ class KeyQueues:
         self._acquired = AcquiredRanges(acquired)
         #: Open messages of former holders whose records are not read yet.
         self._unread = dict(unread)
+        #: Where the records end that cycles of this assignment have tried to acquire.
+        self._tried = 0
         #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
@@ -564,8 +543,6 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, Retry] = {}
-        #: Messages that a purge may have ended, each with the number of the question about it.
-        self._doubted: dict[int, int] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -587,10 +564,20 @@ class KeyQueues:
 
     def select(self, own: Records) -> tuple[Records, Records]:
         """Return the records to acquire, and those of messages that are open already; leave out finished ones."""
-        if own.offsets[0] >= self._acquired.end and not self._unread:
+        tried, self._tried = self._tried, max(self._tried, own.offsets[-1] + 1)
+        if own.offsets[0] >= max(self._acquired.end, tried) and not self._unread:
             return own, own[:0]
+        skipped = self._ordering.settings.skipped(self.queue)
         new, known = [], []
         for index, offset in enumerate(own.offsets):
+            if (
+                offset < tried
+                and skipped is not None
+                and offset not in self._values
+                and not skipped.left(self.source, offset, own.timestamps[index])
+            ):
+                # A cycle that failed may have acquired it before its purge, so ask the tracker.
+                self._unread.setdefault(offset, Open(True, 0, inf, "", False))
             if offset in self._unread:
                 known.append(index)
             elif offset not in self._acquired:
@@ -620,8 +607,6 @@ class KeyQueues:
             retry = self._retries[row.offset] = Retry(row, seen=self._order.is_first(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-        if acquired:
-            self._ordering.check_purged(self, min(batch.taken_s for batch, _ in acquired))
         self._continue(firsts, now_s)
 
     def _unadded(self, records: Records) -> Records:
@@ -642,8 +627,8 @@ class KeyQueues:
             batch = self._batches.get(offset)
             if offset in self._retries:
                 self.advance(self._retries[offset], now_s)
-            elif batch is None or offset in self._doubted:
-                # It has ended together with the one before it, or continues when the question about it is answered.
+            elif batch is None:
+                # It has ended together with the one before it.
                 continue
             elif batch.lasts(offset, now_s):
                 if batch is not of:
@@ -694,7 +679,6 @@ class KeyQueues:
             batch.release(offset, LAST, error=retry.last)
         else:
             del self._retries[offset]
-            self._ordering.check_purged(self, batch.taken_s)
             self._continue([offset], now_s)
 
     def not_acquired(self, retry: Retry, now_s: float) -> None:
@@ -778,40 +762,28 @@ class KeyQueues:
 
     # --- purges -------------------------------------------------------------------------------------------------------
 
-    def doubt(self, check: int) -> Question | None:
-        """Hold back the messages that are leased and wait here until a question about them is answered."""
-        batches = set(self._batches.values())
-        settling = set[int]().union(*[batch.unwritten for batch in batches])
-        waiting = [
+    def purged(self, skipped: SkippedRecords, now_s: float) -> None:
+        """Remove the messages that wait here and that a purge has ended; nothing is written about them."""
+        settling = set[int]().union(*[batch.unwritten for batch in set(self._batches.values())])
+        ended = [
             offset
             for offset, batch in self._batches.items()
-            if self._waits(offset, batch) and offset in batch.open and offset not in settling
+            if self._waits(offset, batch)
+            and offset in batch.open
+            and offset not in settling
+            and skipped.has_ended(self.source, offset, batch.record(offset).timestamp)
         ]
-        self._doubted.update(dict.fromkeys(waiting, check))
-        return Question(self, waiting, check) if waiting else None
-
-    def ask_again(self, now_s: float) -> None:
-        """Ask about the messages that wait for a time: others with their keys must not wait for a regular question."""
+        for offset in ended:
+            # It must not be renewed any longer.
+            self._batches[offset].open.discard(offset)
+        self._end(ended, now_s)
+        # Later messages of the keys of released ones must not wait until the next regular question.
         for retry in list(self._retries.values()):
             if retry.busy:
                 retry.outdated = True
             else:
                 retry.due_s = now_s
                 self.advance(retry, now_s)
-
-    def checked(self, check: int, opened: Mapping[int, Open | None], now_s: float) -> None:
-        """Process an answer to a question after a purge: remove messages that have ended, and deliver the others."""
-        answered = [offset for offset in opened if self._doubted.get(offset) == check]
-        for offset in answered:
-            del self._doubted[offset]
-        ended = [offset for offset in answered if opened[offset] is None]
-        for offset in ended:
-            if offset in self._batches:
-                # It must not be renewed any longer.
-                self._batches[offset].open.discard(offset)
-        self._end(ended, now_s)
-        left = [offset for offset in answered if offset in self._values and offset not in self._delivered]
-        self._continue([offset for offset in left if self._order.is_first(offset)], now_s)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 

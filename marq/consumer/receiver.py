@@ -199,9 +199,11 @@ class Receiver:
         self._changed.set()
 
     def apply_pauses(self) -> None:
-        """Pause and resume queues as their settings say."""
+        """Pause and resume queues as their settings say, and drop messages that purges have ended."""
         self.gate.apply_pauses(self._serving.queues)
-        self.ordering.serve(self._serving.queues, self._now_s())
+        self.ordering.serve(self._serving.queues)
+        for queue in self.gate.apply_purges(self._serving.queues):
+            self.ordering.purged(queue, self._now_s())
         self._take_steps()
 
     # --- assignment ---------------------------------------------------------------------------------------------------

@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Discard,
     Dispatch,
     Fact,
+    Purge,
     Reject,
     Release,
     Renew,
@@ -47,7 +48,7 @@ from marq.wire.markers import (
     Tick,
     may_have,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER, is_scheduled, is_synthetic
+from marq.wire.names import DEDUPLICATION_ID_HEADER, WITHOUT_RECORDS, is_scheduled, is_synthetic
 from marq.wire.ordered_holders import follows
 
 #: The field of EventCounts for each fact.
@@ -139,13 +140,7 @@ class LeaseBook(DueMessages):
 
     def _fold_acquire(self, batch: Acquire) -> None:
         source, offsets = batch.source, batch.offsets
-        if (batch.queue, source) not in self.acquired and any(
-            # One without an id is from before the brokers, or Marq, had them.
-            former.log != former
-            for former in self.former_incarnations(batch.queue, source)
-        ):
-            self._recreated.add((batch.queue, source))
-            self.recreated[batch.queue, source.log.topic] = self.clock.now_ms
+        self._note_recreated(batch.queue, source)
         opened, acquired = self._of(batch.queue, source), self._acquired_of(batch.queue, source)
         if offsets[0] >= acquired.end:
             self._acquire(opened, batch, NEW, offsets)
@@ -158,6 +153,16 @@ class LeaseBook(DueMessages):
             for state, group in states.items():
                 self._acquire(opened, batch, state, group)
         acquired.add(batch.from_offset, offsets[-1] + 1)
+
+    def _note_recreated(self, queue: str, source: Source) -> None:
+        """Note that the topic of a source was created again, if this is the queue's first marker about the source."""
+        if (queue, source) not in self.acquired and any(
+            # One without an id is from before the brokers, or Marq, had them.
+            former.log != former
+            for former in self.former_incarnations(queue, source)
+        ):
+            self._recreated.add((queue, source))
+            self.recreated[queue, source.log.topic] = self.clock.now_ms
 
     def _acquire(self, opened: OpenMessages, batch: Acquire, state: State | Absent, offsets: Sequence[int]) -> None:
         """Acquire messages that are all in the same state."""
@@ -340,6 +345,43 @@ class LeaseBook(DueMessages):
                 self._replace(opened, offsets, final)
         self._replies.ask(batch, late, None)
 
+    def _fold_purge(self, batch: Purge) -> None:
+        now_ms, state = self.clock.now_ms, State(TRANSITIONS[Marker.PURGE][State.CANCELLED])
+        for opened, lease, offsets in self.purged(batch):
+            final = LeaseRow(lease.queue, 0, lease.attempt, now_ms, lease.since_ms, state, lease.counted, lease.text)
+            self._replace(opened, offsets, final)
+        if batch.source.topic != WITHOUT_RECORDS:
+            self._note_recreated(batch.queue, batch.source)
+            # The group may have started after the first record, but no consumer acquires what is before its start.
+            self._acquired_of(batch.queue, batch.source).add(0, batch.end)
+
+    def purged(self, batch: Purge) -> Iterator[tuple[OpenMessages, LeaseRow, Sequence[int]]]:
+        """Yield the open messages that a PURGE would end if it were folded now, by lease."""
+        moves = TRANSITIONS[Marker.PURGE_IN_FLIGHT if batch.in_flight else Marker.PURGE]
+        sources = [batch.source]
+        if batch.source.topic == WITHOUT_RECORDS:
+            opened_by_delays = [opened.source for opened in self._each() if opened.queue == batch.queue]
+            # A schedule continues: its next time is not a message yet.
+            sources = [
+                s for s in opened_by_delays if (batch.queue, s) not in self.acquired and not is_scheduled(s.topic)
+            ]
+        for source in sources:
+            opened, groups = self._known_of(batch.queue, source), dict[LeaseRow, list[int]]()
+            for offset, lease in opened.leases.items():
+                before = (offset if source == batch.source else lease.since_ms) < batch.end
+                if before and lease.state is not State.CANCELLED and lease.state in moves:
+                    groups.setdefault(lease, []).append(offset)
+            yield from [
+                (opened, lease, group) for lease, group in groups.items() if self._may_purge(batch, lease, source)
+            ]
+
+    def _may_purge(self, batch: Purge, lease: LeaseRow, source: Source) -> bool:
+        """Return whether a PURGE ends messages in such a state, and not only after the end of a delay."""
+        if lease.state is State.WAITING_IN_ORDER and not batch.in_flight:
+            # Its consumer may be about to deliver it again.
+            return lease.blocks(self.clock.now_ms)
+        return lease.state is not State.DELAYED or batch.delayed or not lease.is_delayed(source, self.clock.now_ms)
+
     def _fold_resume(self, batch: Resume) -> None:
         if batch.onwards:
             self._release_before(self._known_of(batch.queue, batch.source), batch.offsets[0])
@@ -482,6 +524,7 @@ _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Reschedule: LeaseBook._fold_reschedule,
     Cancel: LeaseBook._fold_cancel,
     Resume: LeaseBook._fold_resume,
+    Purge: LeaseBook._fold_purge,
     Discard: LeaseBook._fold_discard,
     Answer: lambda book, batch: None,
     Resumed: lambda book, batch: None,

@@ -41,6 +41,10 @@ Rules that are easy to get wrong, and the reason for each:
   due, behind all others.
 * RESCHEDULE and CANCEL affect WAITING_IN_ORDER messages only while they block their lines: no consumer delivers such a
   message before an operator moves it. Any other message may be about to be delivered again.
+* PURGE cancels messages, so a redelivery that is being written stays what it is: its fact ends the message. A NEW
+  message counts as acquired from then on: the tracker ignores the ACQUIRE of a consumer that does not know of the purge
+  yet. It leaves messages in flight to their consumers, and WAITING_IN_ORDER ones that do not block their lines,
+  unless it is a PURGE in flight.
 * The attempt of an ACQUIRE that does not count starts to count with a RENEW which says that user code has the message.
   So a process that dies uses up attempts only of messages whose handlers have started.
 * A RELEASE that counts and uses up the last attempt is due at once, because the message becomes a dead letter.
@@ -53,7 +57,7 @@ from collections.abc import Mapping
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from marq.core.storage.rows import IN_ORDER, State
+from marq.core.storage.rows import HELD, IN_ORDER, State
 from marq.wire.markers import Cause, Kind
 
 
@@ -86,6 +90,9 @@ class Marker(StrEnum):
     REJECT = "REJECT"
     RESCHEDULE = "RESCHEDULE"
     CANCEL = "CANCEL"
+    PURGE = "PURGE"
+    #: A PURGE that ends messages in flight, too.
+    PURGE_IN_FLIGHT = "PURGE in flight"
     ACK = "ACK"
     #: The tracker wrote it with a redelivery, dead letter, delivery or cancellation.
     FACT = "fact"
@@ -98,6 +105,9 @@ Moves = Mapping[State | Absent, State | Absent]
 
 #: Ends a message in any state.
 END: Moves = dict.fromkeys(State, ENDED)
+
+#: The states in which a client may end a message without a delivery.
+_CANCELLABLE: Moves = dict.fromkeys((DELAYED, RELEASED, WAITING_IN_ORDER, CANCELLED), CANCELLED)
 
 TRANSITIONS: Mapping[Marker, Moves] = {
     Marker.ACQUIRE: {NEW: LEASED, LEASED: LEASED, **dict.fromkeys(IN_ORDER, LEASED)},
@@ -118,12 +128,9 @@ TRANSITIONS: Mapping[Marker, Moves] = {
     Marker.RESUME: {LEASED_IN_ORDER: LEASED, WAITING_IN_ORDER: RELEASED},
     Marker.REJECT: {LEASED: REJECTED, DISPATCHED: REJECTED, LEASED_IN_ORDER: REJECTED},
     Marker.RESCHEDULE: {DELAYED: DELAYED, RELEASED: RELEASED, WAITING_IN_ORDER: WAITING_IN_ORDER},
-    Marker.CANCEL: {
-        DELAYED: CANCELLED,
-        RELEASED: CANCELLED,
-        WAITING_IN_ORDER: CANCELLED,
-        CANCELLED: CANCELLED,
-    },
+    Marker.CANCEL: _CANCELLABLE,
+    Marker.PURGE: {NEW: ENDED, **_CANCELLABLE},
+    Marker.PURGE_IN_FLIGHT: {NEW: ENDED, **_CANCELLABLE, **dict.fromkeys(HELD, CANCELLED)},
     Marker.ACK: END,
     Marker.FACT: END,
 }

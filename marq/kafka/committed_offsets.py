@@ -38,7 +38,7 @@ from marq.kafka.queue_positions import Positions, is_older, topic_id_of
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import ids_of
 from marq.settings.client import ClientSettings
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, Forbidden
 from marq.wire.markers import Source
 from marq.wire.names import Names, incarnation_id
@@ -242,7 +242,7 @@ async def _past_skipped(
 
     Places of queues with ordering do not move: a purge leaves alone messages that a consumer has received.
     """
-    places, purges = dict(found), dict[Source, Purge]()
+    places, purges = dict(found), dict[Source, SkippedRecords]()
     for source, place in found.items():
         queues = serving.queues_in(source.topic) if serving.is_own(source.topic) else ()
         for queue in [queue for queue in queues if queue not in place.positions.behind]:

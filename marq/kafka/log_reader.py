@@ -231,6 +231,17 @@ def _before(read: Records, end: int) -> Records:
     return read if read.offsets[-1] < end else read[: bisect_left(read.offsets, end)]
 
 
+async def existing_ranges(view: LogReader, sources: Iterable[Source]) -> dict[Source, range]:
+    """Return the existing offsets of source partitions; partitions that do not exist are left out."""
+    wanted = set(sources)
+    return {
+        source: span
+        for topic in sorted({source.topic for source in wanted})
+        for source, span in (await view.ranges(topic)).items()
+        if source in wanted
+    }
+
+
 async def log_ranges(consumer: AIOKafkaConsumer, topic: str) -> dict[int, range]:
     """Return the offsets that each partition of a topic has now; the caller sets a limit. Raises KafkaError."""
     # A request for one partition makes the client learn about an unknown topic.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from marq.kafka.records import Records
 from marq.settings.placements import Partitions, union
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 from marq.wire.names import log_name
 
@@ -33,7 +33,7 @@ class Serving:
     own_topics: Mapping[str, str] = field(default_factory=dict)
     partitions: Partitions = None
     changed_at: int = field(default=-1, compare=False)
-    skipped: Callable[[str], Purge | None] = field(default=lambda _: None, repr=False, compare=False)
+    skipped: Callable[[str], SkippedRecords | None] = field(default=lambda _: None, repr=False, compare=False)
     ordered: bool = False
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
@@ -114,7 +114,7 @@ def serving(
     own_topics: Mapping[str, str | None],
     reads: Mapping[str, Partitions] | None = None,
     changed_at: int = -1,
-    skipped: Callable[[str], Purge | None] = lambda _: None,
+    skipped: Callable[[str], SkippedRecords | None] = lambda _: None,
     *,
     ordered: bool = False,
 ) -> Serving:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 from marq.client.codecs import Codec, CodecsByType
 from marq.settings.durations import plain_seconds
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 
 _DEFAULT = QueueSettings()
@@ -34,7 +34,7 @@ class ReceiverSettings:
     #: Returns the current settings of a queue.
     queue: Callable[[str], QueueSettings] = lambda _: _DEFAULT
     #: Returns the purge of a queue, whose records are skipped.
-    skipped: Callable[[str], Purge | None] = lambda _: None
+    skipped: Callable[[str], SkippedRecords | None] = lambda _: None
 
     @property
     def default_lease_ms(self) -> int:

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marq.settings.definitions import Definitions, start_key
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import LATEST
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 
 #: How far the clocks of senders may be ahead of this machine's.
@@ -30,13 +30,15 @@ def starting(before: Definitions, after: Definitions) -> Iterator[tuple[str, str
             yield queue, topic
 
 
-def start_document(topic: str, ends: Mapping[Source, int], now_s: float, former: Purge | None = None) -> dict[str, Any]:
+def start_document(
+    topic: str, ends: Mapping[Source, int], now_s: float, former: SkippedRecords | None = None
+) -> dict[str, Any]:
     """Return the record of a queue that starts at these offsets of a topic; ``now_s``: seconds since 1970.
 
     It also has the starts in the ``former`` topics of the queue, to which it may return.
     """
     # A topic that does not exist yet has no earlier records, even if the queue leaves it and returns.
-    start = Purge(round(now_s * 1000) + SKEW_MS, ends or {Source(topic, 0): 0})
+    start = SkippedRecords(round(now_s * 1000) + SKEW_MS, ends or {Source(topic, 0): 0})
     return (start if former is None else start.along_with(former)).document()
 
 

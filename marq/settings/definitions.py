@@ -8,8 +8,8 @@ The topic is compacted. Each record is one layer of one queue or schedule, or th
 * ``file:NAME``: a table of marq.toml;
 * ``change:NAME``: changes at run time;
 * ``placement:NAME``: the partitions of the messages topic for a queue (:mod:`marq.settings.placements`), from workers;
-* ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.purged_offsets`);
-* ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.purged_offsets`);
+* ``purge:NAME``: the purged records of a queue (:mod:`marq.settings.skipped_records`);
+* ``start:NAME``: the records of its topic that came before the queue (:mod:`marq.settings.skipped_records`);
 * ``sqs:NAME``: data of a queue that only SQS clients use, or when it was deleted (marq_worker/sqs/sqs_queues.py);
 * ``sqs-tasks:NAME``: tasks that endpoints carry out on a queue on behalf of SQS clients (marq_worker/sqs/tasks.py);
 * ``quarantine:PARTITION/OFFSET``: a request to quarantine one marker record (:mod:`marq.wire.quarantines`);
@@ -40,10 +40,10 @@ from typing import Any
 
 from marq.settings.default_group import group_of
 from marq.settings.placements import EVERYWHERE, Placement
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import CHECKS, QueueSettings, check_defaults, check_document, queue_settings
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import ScheduleLayers, project_of
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_queue_name
 from marq.wire.quarantines import Quarantine, read_place
@@ -123,8 +123,8 @@ class Definitions:
         self.moves = 0
         self._placements: dict[str, Placement] = {}
         self._moved: dict[str, int] = {}
-        self._purges: dict[str, Purge] = {}
-        self._starts: dict[str, Purge] = {}
+        self._purges: dict[str, SkippedRecords] = {}
+        self._starts: dict[str, SkippedRecords] = {}
         self._sqs: dict[str, Mapping[str, Any]] = {}
         self._sqs_tasks: dict[str, Mapping[str, Any]] = {}
         #: Quarantine requests, by partition and offset.
@@ -277,15 +277,15 @@ class Definitions:
             }
         )
 
-    def purge(self, queue: str) -> Purge | None:
+    def purge(self, queue: str) -> SkippedRecords | None:
         """Return the purge of a queue, None if it was never purged."""
         return self._purges.get(queue)
 
-    def begin(self, queue: str) -> Purge | None:
+    def begin(self, queue: str) -> SkippedRecords | None:
         """Return which records of its topic came before a queue, None if all are the queue's."""
         return self._starts.get(queue)
 
-    def skipped(self, queue: str) -> Purge | None:
+    def skipped(self, queue: str) -> SkippedRecords | None:
         """Return which records of a queue are not delivered: purged ones, and those from before its start."""
         purge, begin = self._purges.get(queue), self._starts.get(queue)
         return begin if purge is None else purge if begin is None else purge.along_with(begin)
@@ -396,7 +396,7 @@ class Definitions:
         if layer == _PLACEMENT:
             notes, read = self._placements, Placement.read
         elif layer == _PURGE:
-            notes, read = self._purges, Purge.read
+            notes, read = self._purges, SkippedRecords.read
         elif layer == _SQS:
             notes, read = self._sqs, _document
         elif layer == _SQS_TASKS:
@@ -428,9 +428,9 @@ class Definitions:
             self._pause_ends[queue] = settings.paused_until_ms
 
 
-def _first_start(former: Purge | None, document: object) -> Purge:
+def _first_start(former: SkippedRecords | None, document: object) -> SkippedRecords:
     """Return the start of a queue in its topics: of two writers that define it at the same time, the first decides."""
-    start = Purge.read(document)
+    start = SkippedRecords.read(document)
     return start if former is None else start.decided_by(former)
 
 

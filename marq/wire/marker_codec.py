@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    Purge,
     Reject,
     Release,
     Renew,
@@ -60,6 +61,8 @@ CONTIGUOUS, UNCOUNTED, TEXTS, DUES, RELATIVE = 1, 16, 32, 64, 128
 #: The flag of an ACQUIRE in order, that of a RESUME onwards, and those of a RENEW: user code has the messages; their
 #: leases end exactly then.
 IN_ORDER, ONWARDS, STARTED, EXACTLY = 128, 16, 16, 32
+#: The flags of a PURGE: messages in flight and delayed ones, too.
+IN_FLIGHT, DELAYED = 16, 32
 
 _HEAD = Struct(">B2sBBQB")  # version, magic, kind, flags, holder, length of the queue's name
 _U8, _U32, _U64, _I64 = (Struct(f">{code}") for code in "BIQq")
@@ -258,6 +261,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
     Kind.DISCARD: (Discard, ()),
     Kind.DISPATCH: (Dispatch, (_Number("lease_ms", _U32),)),
     Kind.RESUME: (Resume, (_Flag("onwards", ONWARDS, True),)),
+    Kind.PURGE: (Purge, (_Flag("in_flight", IN_FLIGHT, True), _Flag("delayed", DELAYED, True))),
     **{kind: (partial(Fact, kind), (_Numbers("attempts", "I"), _Numbers("causes", "B"))) for kind in FACTS},
     Kind.ANSWERED: (Answer, (_Numbers("outcomes", "B"),)),
     Kind.RESUMED: (

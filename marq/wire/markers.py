@@ -70,6 +70,7 @@ class Kind(IntEnum):
     DISCARD = 9
     DISPATCH = 10
     RESUME = 11
+    PURGE = 12
     REDELIVERED = 33
     DEAD_LETTERED = 34
     DELIVERED = 35
@@ -221,6 +222,23 @@ class Discard(_Markers):
 
 
 @dataclass(frozen=True, slots=True)
+class Purge(_Markers):
+    """Discard the messages of this queue and source before the only offset, the ``end``.
+
+    Unread ones count as acquired. Messages in flight stay unless ``in_flight``, and delayed ones unless ``delayed``.
+    With the topic :data:`marq.wire.names.WITHOUT_RECORDS`, the end is a time of the log's clock. It concerns the
+    queue's messages in this markers partition that a DELAY before then opened, except those of schedules.
+    """
+
+    in_flight: bool = False
+    delayed: bool = False
+
+    @property
+    def end(self) -> int:
+        return self.offsets[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Renew(_Markers):
     """The holder keeps these messages for ``lease_ms`` from now on; if ``started``, user code has them.
 
@@ -327,7 +345,7 @@ class Tick:
 
 
 #: Batches of requests about messages.
-Request = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Resume
+Request = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Resume | Purge
 Batch = Request | Fact | Answer | Resumed | Tick
 
 

@@ -210,6 +210,10 @@ def log_name(topic: str) -> str:
     return topic.partition(_INCARNATION)[0]
 
 
+#: The topic in a PURGE of messages that are not records yet.
+WITHOUT_RECORDS = "~"
+
+
 def synthetic_topic(number: int) -> str:
     """Return the topic in the identities of delayed messages, which are not records yet.
 

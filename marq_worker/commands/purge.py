@@ -34,43 +34,35 @@ from marq_worker.commands.unknown import note_if_unknown
 async def purge(
     setup: Setup, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
-    """Discard all waiting messages of a queue; messages in flight continue; the queue is paused during the purge."""
+    """Discard all waiting messages of a queue; messages in flight continue."""
     check_queue_name(name)
-    client, interrupted, done = setup.client, False, 0
+    client, interrupted = setup.client, False
     purged, extent, complete = await purging.preview(client, name, delayed=delayed, dead=dead)
     # An incomplete count may have found none of the queue's messages.
     if not dry_run and (purged.total or not complete):
         confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", client, yes=yes)
     if not dry_run:
-        with bar(f"purging {name}") as progress:
-            try:
-                purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent, progress=progress)
-                complete = True
-            except asyncio.CancelledError:
-                interrupted, complete = True, False
-        done = progress.done
+        try:
+            purged = await purging.purge(client, name, delayed=delayed, dead=dead, extent=extent)
+            complete = True
+        except asyncio.CancelledError:
+            interrupted, complete = True, False
     # After an interruption, the numbers by kind are unknown.
     figures = dict.fromkeys(asdict(purged)) if interrupted else asdict(purged)
-    reached = {
-        "queue": name, **figures, "done": done, "complete": complete, "dry_run": dry_run, "interrupted": interrupted,
-    }  # fmt: skip
-    text = interrupted_after(name, done) if interrupted else said(name, purged, complete=complete, dry_run=dry_run)
+    reached = {"queue": name, **figures, "complete": complete, "dry_run": dry_run, "interrupted": interrupted}
+    text = INTERRUPTED_TEXT.format(name) if interrupted else said(name, purged, complete=complete, dry_run=dry_run)
     print(json.dumps(reached) if as_json else text)
     if complete and not (purged.total or interrupted):
         await note_if_unknown(client, name)
     return INTERRUPTED if interrupted else int(not complete)
 
 
+INTERRUPTED_TEXT = "interrupted: waiting messages of queue {!r} may be skipped but not purged: purge it again"
+
+
 def _counted(purged: Purged, *, complete: bool) -> str:
     at_least, stopped = ("", "") if complete else ("at least ", f" (counting stopped after {MAX_SCANNED:,} records)")
     return f"{at_least}{purged.total:,} messages{stopped}"
-
-
-def interrupted_after(name: str, done: int) -> str:
-    return (
-        f"interrupted after {done:,} messages: queue {name!r} may still be paused, with waiting messages skipped but"
-        f" not purged: purge it again to finish, then `resume {name}`"
-    )
 
 
 def said(name: str, purged: Purged, *, complete: bool, dry_run: bool) -> str:
@@ -79,10 +71,8 @@ def said(name: str, purged: Purged, *, complete: bool, dry_run: bool) -> str:
         "dead-lettered": purged.dead_letters,
     }  # fmt: skip
     listed = ", ".join(f"{count:,} {kind}" for kind, count in kinds.items() if count) or "there were none"
-    late = f"; {purged.too_late:,} were delivered or finished meanwhile" if purged.too_late else ""
     verb = "would be purged" if dry_run else "purged"
-    paused = f"; it is paused, as it was before: `resume {name}`" if purged.paused else ""
-    return f"queue {name!r}: {_counted(purged, complete=complete)} {verb} ({listed}){late}{paused}"
+    return f"queue {name!r}: {_counted(purged, complete=complete)} {verb} ({listed})"
 
 
 #: Seconds between two counts.

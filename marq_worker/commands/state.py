@@ -13,11 +13,10 @@ from typing import Any
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import for_code
 
-from marq.admin.purge_extent import existing_ranges
 from marq.core.storage.rows import HELD
 from marq.kafka.group_members import DescribedGroup, DescribedMember, described_members, listed_groups
 from marq.kafka.inspector import Inspector
-from marq.kafka.log_reader import LogReader
+from marq.kafka.log_reader import LogReader, existing_ranges
 from marq.kafka.owned_partitions import Owned
 from marq.kafka.queue_positions import committed_by
 from marq.settings.client import ClientSettings

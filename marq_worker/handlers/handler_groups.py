@@ -14,8 +14,8 @@ from marq.kafka.queue_records import Serving, serving
 from marq.settings.default_group import handlers_group
 from marq.settings.definitions import Definitions
 from marq.settings.placements import Partitions
-from marq.settings.purged_offsets import Purge
 from marq.settings.removed_handlers import handler_of
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 
 #: No handlers by type.
@@ -70,7 +70,7 @@ class HandlerGroup:
         return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
 
     def serving(
-        self, messages: str, queues: Iterable[str], skipped: Callable[[str], Purge | None] = lambda _: None
+        self, messages: str, queues: Iterable[str], skipped: Callable[[str], SkippedRecords | None] = lambda _: None
     ) -> Serving:
         """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.queue_records.Serving`."""
         reads = {name: queue.reads for name, queue in self.queues.items()}

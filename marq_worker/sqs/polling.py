@@ -18,7 +18,6 @@ import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import replace
-from math import inf
 from typing import NamedTuple
 
 from marq.backend.cluster import Cluster, cluster_of, marker_writer
@@ -387,10 +386,8 @@ class PolledInOrder(PolledConsumer):
         settings = super()._receiver_settings(topics, definitions)
         max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
         self._delivered: dict[Place, Message] = {}
-        #: The last purge that is known, and when it became known.
-        self._purge, self._purged_s = settings.skipped(self.name), -inf
-        #: The messages that were released because of it.
-        self._released: set[Place] = set()
+        #: The last purge that is known.
+        self._purge = settings.skipped(self.name)
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
     async def poll(
@@ -405,7 +402,8 @@ class PolledInOrder(PolledConsumer):
             MarqError: the consumer can no longer receive; the error says why.
         """
         running = self._started()
-        messages = self._after_purges(self._take(max_messages, max_bytes))
+        self._end_purged()
+        messages = self._take(max_messages, max_bytes)
         if not messages:
             running.raise_error()
             return []
@@ -423,42 +421,15 @@ class PolledInOrder(PolledConsumer):
         self._delivered.update({Place(each._batch.source, each.offset): each for each in held})
         return held
 
-    def _after_purges(self, messages: list[Message]) -> list[Message]:
-        """Return messages that were acquired after all purges; release the others.
-
-        A purge ends messages that wait here, and this consumer is not told. Before it delivers a released message, it
-        asks the tracker.
-        """
-        running = self._started()
-        purge = running.receiver_settings.skipped(self.name)
-        if purge != self._purge:
-            self._purge, self._purged_s, self._released = purge, running.cluster.now_s(), set()
-            self._end_purged()
-        former = [message for message in messages if self._may_be_purged(message)]
-        if not former:
-            return messages
-        self._released.update([Place(each._batch.source, each.offset) for each in former])
-        settlement.put_back(former)
-        return [message for message in messages if message not in former]
-
     def _end_purged(self) -> None:
-        """Ack delivered messages if the purge ends messages in flight: otherwise, they would block their keys."""
-        purge = self._purge
-        if purge is None or not purge.in_flight:
+        """Ack delivered messages that a purge has ended, or they would block their keys."""
+        running = self._started()
+        gate, purge = running.receiver.gate, running.receiver_settings.skipped(self.name)
+        if purge == self._purge:
             return
-        for place, message in list(self._delivered.items()):
-            if not purge.left(*place, message._record.timestamp):
-                del self._delivered[place]
-                settlement.ack(message)
-
-    def _may_be_purged(self, message: Message) -> bool:
-        held, purge = message._batch, self._purge
-        if held.taken_s <= self._purged_s:
-            return True
-        if purge is None or self._purged_s == -inf or Place(held.source, message.offset) in self._released:
-            return False
-        # If it waited for longer than its lease, it was acquired again without asking the tracker.
-        return not purge.left(held.source, message.offset, message._record.timestamp)
+        self._purge = purge
+        for place in [place for place, message in self._delivered.items() if gate.has_ended(message)]:
+            settlement.ack(self._delivered.pop(place))
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""

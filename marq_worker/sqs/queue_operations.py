@@ -58,7 +58,7 @@ class QueueOperations:
 
     async def delete_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.check_deletion(queue)
-        task = PurgeTask(requested_s=time.time(), paused=self._queues[queue].paused, deletes=True)
+        task = PurgeTask(requested_s=time.time(), deletes=True)
         await self._tasks.start_purge(queue, task)
         self._runner.wake()
         return {}
@@ -66,8 +66,8 @@ class QueueOperations:
     async def purge_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         # Messages that the client sends after the answer stay.
-        extent, paused = await self._extent(queue), self._queues[queue].paused
-        await self._tasks.start_purge(queue, PurgeTask(requested_s=time.time(), paused=paused, extent=extent))
+        extent = await self._extent(queue)
+        await self._tasks.start_purge(queue, PurgeTask(requested_s=time.time(), extent=extent))
         self._runner.wake()
         return {}
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from mode import Service
 
-from marq.admin.purge import purge
-from marq.admin.purge_extent import Extent, extent_now
+from marq.admin.purge import Extent, extent_now, purge
 from marq.kafka.topics import ensure_topics, topic_id
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
@@ -188,7 +187,6 @@ class SqsEndpoint(Service):
             delayed=True,
             in_flight=True,
             extent=None if task.extent is None else Extent.parse(task.extent),
-            paused_before=task.paused,
         )
         log.info("queue purged: queue=%s messages=%d deleted=%s", queue, purged.total, task.deletes)
         if not task.deletes:

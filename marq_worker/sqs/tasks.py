@@ -8,7 +8,7 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
 another one continues. Clocks of endpoints may differ, so each endpoint measures with its own monotonic clock how long
 a claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
-may run a task at the same time. That is safe: a purge ends when another one takes over, and only one endpoint can hold
+may run a task at the same time. That is safe: a purge may be repeated, and only one endpoint can hold
 the lease of a message that it moves.
 
 A purge whose time is in the future does not count as recent, so an endpoint with a wrong clock cannot block purges.
@@ -46,9 +46,7 @@ class PurgeTask:
     """A purge, or with ``deletes`` the deletion of a queue; times are seconds since 1970."""
 
     requested_s: float
-    #: The queue's pause before the purge, restored at its end; the purge itself pauses the queue.
-    paused: str | bool = False
-    #: The messages at the time of the call (:class:`marq.admin.purge_extent.Extent`), None for all.
+    #: The messages at the time of the call (:class:`marq.admin.purge.Extent`), None for all.
     extent: str | None = None
     deletes: bool = False
     done: bool = False
@@ -132,8 +130,7 @@ class QueueTasks:
             former = _purge_of(document)
             ended = former is None or (former.done and not is_recent(former.requested_s, task.requested_s, PURGED_S))
             if ended or task.deletes:
-                paused = task.paused if former is None or former.done else former.paused
-                return {**document, "purge": asdict(replace(task, paused=paused)), **self._claim()}
+                return {**document, "purge": asdict(task), **self._claim()}
             return None
 
         if not await self._change(queue, merged):

@@ -11,7 +11,7 @@ from typing import Any
 import faust
 from aiohttp import web
 
-from marq.admin.purge_extent import Extent
+from marq.admin.purge import Extent
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters
@@ -495,9 +495,7 @@ class PretendActor:
     async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
         return Extent({Source("marq.messages", 0): 7}, clocks)
 
-    async def purge(
-        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
-    ) -> Reached:
+    async def purge(self, queue: str, *, delayed: bool, extent: Extent | None) -> Reached:
         self.asked.append(("purge", (queue, delayed)))
         self.extents.append(extent)
         return Deleted(7, 7, 6, 1)

@@ -172,7 +172,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
     assert flags == {(name, str({**vars(payload_columns), **vars(marker_codec)}[name])) for name, _ in flags}
-    assert len(flags) == 12
+    assert len(flags) == 14
     names = Names()
     topics = (
         names.messages,
@@ -316,6 +316,8 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
         in_order=True,
     ),
     "last": lambda: encode("RELEASE", ordered(44), delays=[-2], counted=True, errors=["boom"]),
+    "purge": lambda: encode("PURGE", about(46, holder=0x7777)),
+    "purge_without_records": lambda: encode("PURGE", ("emails", 0x7777, "~", 1, [1767225600000]), delayed=True),
     "discard": lambda: encode("DISCARD", ("emails", 0x5555, "marq.dead-letters", 1, [3, 9])),
 }
 

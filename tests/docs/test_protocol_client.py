@@ -64,6 +64,8 @@ def values_of(batch: markers.Batch) -> Values:
             return {**about, "outcomes": list(batch.outcomes)}
         case markers.Resume():
             return {**about, "onwards": batch.onwards}
+        case markers.Purge():
+            return {**about, "in_flight": batch.in_flight, "delayed": batch.delayed}
         case markers.Resumed():
             acquired = [number for interval in batch.acquired for number in interval]
             columns = {

@@ -22,7 +22,7 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.settings.definitions import quarantine_key
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Source
 from marq.wire.names import Names
@@ -198,8 +198,8 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     made.write(made.names.queues, None, key=b"file:former")
     made.write(made.names.queues, b"{", key=b"file:reports")
     made.write(made.names.queues, json.dumps({"topic": made.names.messages}).encode(), key=b"file:wrong")
-    purge = Purge(1_000, {Source(own, 1): 7})
-    made.write(made.names.queues, json.dumps(purge.document()).encode(), key=b"purge:reports")
+    start = SkippedRecords(1_000, {Source(own, 1): 7})
+    made.write(made.names.queues, json.dumps(start.document()).encode(), key=b"start:reports")
     made.write(made.names.queues, None, key=b"change:none")
     made.write(made.names.messages, key=b"emails", partition=1)
     made.write(own, None)
@@ -214,7 +214,7 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     since = {"0": 0, "1": 0}
     assert found() == [
         Subscription("former", own, current=False, since=since),
-        Subscription("reports", own, current=True, since=since, purge=purge),
+        Subscription("reports", own, current=True, since=since, start=start),
     ]
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
     # Records that are gone are not those of a queue that names the topic later.

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 from marq.wire.names import incarnation
 from pipeline.audit import balanced, judged, verdict
@@ -198,15 +198,14 @@ def test_dead_letters_of_each_queue_are_redriven_on_their_own(directory: Directo
     }  # fmt: skip
 
 
-def purge(end: int, start: int | None = None) -> Purge:
-    """Return a purge of the records before an offset that were sent before second 100, finished or not."""
-    source = Source(TOPIC, 0)
-    return Purge(int(at(100).timestamp() * 1000), {source: end}, {} if start is None else {source: start})
+def started(end: int) -> SkippedRecords:
+    """Return the start of a queue after the records before an offset that were sent before second 100."""
+    return SkippedRecords(int(at(100).timestamp() * 1000), {Source(TOPIC, 0): end})
 
 
 def test_records_from_before_the_start_of_a_queue_are_not_its_messages(directory: Directory) -> None:
-    start = purge(3)
-    directory.subscriptions = [A, replace(B, purge=start)]
+    start = started(3)
+    directory.subscriptions = [A, replace(B, start=start)]
     log = Orders()
     ids = [log.sent(offset, seconds) for offset, seconds in enumerate((1, 1, 200, 1, 1))]
     for offset in (0, 3, 4):
@@ -237,23 +236,21 @@ def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory
     assert wrong(directory) == [("a", ids[2])]
 
 
-def test_a_purge_hides_no_loss_and_ends_when_its_markers_are_written(directory: Directory) -> None:
-    directory.subscriptions = [replace(A, purge=purge(5, 3))]
+def test_a_purge_cancels_unread_messages_and_hides_no_loss(directory: Directory) -> None:
     log, later = Orders(), Orders()
-    ids = [log.sent(offset) for offset in range(5)]
-    log.of("a", "ACQUIRE", 0, 2)
-    log.of("a", "ACQUIRE", 2, 3, from_offset=1)
+    ids = [log.sent(offset) for offset in range(6)]
+    log.of("a", "ACQUIRE", 0, 1_990)
+    log.of("a", "ACQUIRE", 2, 1_991, from_offset=1)
 
     found = states(directory, log)
 
-    assert [found.get(("a", id_)) for id_ in ids] == ["leased", "lost", "leased", "waiting", "waiting"]
-    directory.subscriptions = [replace(A, purge=purge(5))]
+    assert [found.get(("a", id_)) for id_ in ids] == ["leased", "lost", "leased", *["waiting"] * 3]
     later.before = log.end
-    for kind, said in ("ACQUIRE", {"due_at": at(100_000)}), ("CANCEL", {}):
-        later.of("a", kind, 3, 2_001, **said)
-    later.of("a", "CANCELLED", 3, 2_001, attempt=1, cause="CANCELLED", **FACT)
-    found = states(directory, later, 2_002)
-    assert [found.get(("a", id_)) for id_ in ids] == ["leased", "lost", "leased", "cancelled", None]
+    later.of("a", "PURGE", 5, 2_001)
+    later.of("a", "ACK", 0, 2_002)
+    found = states(directory, later, 2_003)
+    assert [found.get(("a", id_)) for id_ in ids] == ["acked", "lost", "leased", "cancelled", "cancelled", "waiting"]
+    assert wrong(directory) == [("a", ids[1])]
 
 
 def test_a_queue_that_names_a_topic_later_gets_the_records_that_are_left(directory: Directory) -> None:
@@ -350,7 +347,7 @@ def test_a_request_that_names_no_queue_concerns_the_messages_of_all_queues(direc
 def test_a_request_makes_no_message_of_a_record_that_a_queue_does_not_have(
     directory: Directory, named: str, acked: bool
 ) -> None:
-    directory.subscriptions = [A, replace(B, purge=purge(1))]
+    directory.subscriptions = [A, replace(B, start=started(1))]
     log = Orders()
     id_ = log.sent(0)
     log.of("a", "ACQUIRE", 0, 1_990)

@@ -60,6 +60,8 @@ class Consumer(Actor):
         self._redefined = asyncio.Event()
         self._background: list[asyncio.Task[None]] = []
         self.stopping = False
+        #: The version of the definitions whose purges its receiver has applied.
+        self.purges_known = self.known
         self.loop.do(self._start)
 
     def _start(self) -> None:
@@ -105,6 +107,10 @@ class Consumer(Actor):
             wanted = self.group.serving(self)
             if wanted != self.serving and not self.stopping:
                 await self.receiver.serve(wanted, self.reader.serve)
+            if self.world.purger is not None:
+                version = self.known
+                self.receiver.apply_pauses()
+                self.purges_known = version
 
     def serves(self, serving: Serving) -> None:
         """Join the group for other queues; an assignment that is still on its way was made for the former ones."""

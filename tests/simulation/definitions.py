@@ -32,13 +32,13 @@ class QueuesTopic:
 
     def begin(self, defaults: Mapping[str, Any], documents: Mapping[str, Mapping[str, Any]]) -> None:
         """Publish the definitions that exist before the first process starts."""
-        self._publish({DEFAULTS_KEY: defaults, **{layer_key("file", q): each for q, each in documents.items()}})
+        self.publish({DEFAULTS_KEY: defaults, **{layer_key("file", q): each for q, each in documents.items()}})
 
     def change(self, *documents: tuple[str, Mapping[str, Any]]) -> None:
         """Change queues; a process hears of it soon, or late, and perhaps only of a later change."""
-        self._publish({layer_key("file", queue): document for queue, document in documents})
+        self.publish({layer_key("file", queue): document for queue, document in documents})
 
-    def _publish(self, records: Mapping[bytes, Mapping[str, Any]]) -> None:
+    def publish(self, records: Mapping[bytes, Mapping[str, Any]]) -> None:
         world = self._world
         self.versions.append(self.versions[-1].after(records))
         definitions = self.versions[-1]

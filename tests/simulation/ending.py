@@ -43,6 +43,7 @@ class Inspector:
         self.drained = (
             world.producer.unsent <= 0
             and (world.delayer is None or world.delayer.done)
+            and (world.purger is None or world.purger.done)
             and (all(_group_is_done(group) for group in world.groups) or self._waits_for_halted())
             and all(_owner_is_done(owner) for owner in world.owners)
         )

@@ -27,6 +27,7 @@ from tests.simulation.mutants_of_core import CORE_MUTANTS
 from tests.simulation.mutants_of_deduplication import DEDUPLICATION_MUTANTS
 from tests.simulation.mutants_of_delays import DELAY_MUTANTS
 from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
+from tests.simulation.mutants_of_purges import PURGE_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
 
@@ -38,7 +39,8 @@ _RELOADED = ("marq", "lab.proof", "tests.simulation.")
 _ROOT = Path(__file__).resolve().parents[2]
 
 MUTANTS = (
-    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
+    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *PURGE_MUTANTS, *SHELL_MUTANTS,
+    *SUBSCRIPTION_MUTANTS,
 )  # fmt: skip
 
 

@@ -124,7 +124,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         "a message in flight is cancelled",
         _TRANSITIONS,
         "book-differs cancelled after-ack answered early",
-        ("Marker.CANCEL: {", "Marker.CANCEL: {LEASED: CANCELLED, REJECTED: CANCELLED, "),
+        ("Marker.CANCEL: _CANCELLABLE,", "Marker.CANCEL: {**_CANCELLABLE, LEASED: CANCELLED, REJECTED: CANCELLED},"),
     ),
     # --- reschedule ---------------------------------------------------------------------------------------------------
     mutant(

@@ -47,6 +47,7 @@ class SimulatedReceiver(Receiver):
             markers_partitions=len(world.markers),
             limit_bytes=world.limit_bytes,
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
+            skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
         )
         super().__init__(
             consumer.serving,

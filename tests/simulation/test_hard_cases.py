@@ -384,6 +384,20 @@ def test_subscriptions_each_queue_of_a_topic_ends_each_record_on_its_own() -> No
     assert sum(len({kind for _, kind in ends}) > 1 for ends in shared) > 20
 
 
+def test_purge_a_message_that_was_not_acquired_before_it_is_never_delivered() -> None:
+    """Consumers may be acquiring messages when they learn of it, and the purge may be killed and repeated."""
+    stats: Counter[str] = Counter()
+    for seed in range(2 * SEEDS):
+        faults = swarm.only(acquire_slow=0.3, acquire_unknown=0.1, late_settings=0.3, commit_failed=0.1)
+        result, _, world = inspect(seed, Plan(faults=faults, purges=1.0))
+        assert result.failed == "", f"seed {seed}"
+        stats.update(world.stats)
+
+    assert stats["purges"] > SEEDS
+    assert stats["purged"] > SEEDS
+    assert stats["handed_out"] > 5 * SEEDS
+
+
 def test_each_hard_case_has_a_test_here() -> None:
     tests = [name for name in globals() if name.startswith("test_")]
     cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]

@@ -43,6 +43,7 @@ from tests.simulation.nemesis import OWN_TOPIC, Nemesis
 from tests.simulation.oracle import Violation
 from tests.simulation.ordering import Ordering
 from tests.simulation.producer import Producer
+from tests.simulation.purging import Purger
 from tests.simulation.sending import simulated_modules
 from tests.simulation.table import LocalTable
 from tests.simulation.tracker import Owner
@@ -84,6 +85,8 @@ class Plan:
     #: Whether some of them have deduplication ids.
     ids: bool = True
     blind: bool = False
+    #: How many worlds purge queues.
+    purges: float = 0.1
 
 
 class World:
@@ -136,6 +139,8 @@ class World:
         #: After how long the handler of the message that ends its process does so.
         self.killer_ms = random.Random(f"killer {seed}").choice([0, 60, 300])
         self.ordering = Ordering(seed)
+        #: Drawn separately, so that worlds without purges stay as they were.
+        self._purge_lots = random.Random(f"purge {seed}")
         #: For deduplication ids, and how long queues remember them: often for less than the time of a seed.
         self.id_lots = random.Random(f"ids {seed}")
         self.window_s = self.id_lots.choice([0.3, 1.0, 3.0, 60.0])
@@ -247,7 +252,11 @@ class World:
         self.former_owners: list[Owner] = []
         for partition in range(len(self.markers)):
             self.owners.append(self._owner(partition))
+        lots = self._purge_lots
+        self.purger = Purger(self, lots) if lots.random() < plan.purges else None
         self._living.append(self.producer)
+        if self.purger is not None:
+            self._living.append(self.purger)
         if self.delayer is not None:
             self._living.append(self.delayer)
 
@@ -457,7 +466,7 @@ def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World
 def _judge(result: Result, report: Report, world: World) -> None:
     result.duplicates = report.duplicates
     result.causes = report.causes
-    for name in ("lost", "expired_unread", "stranded", "deduplicated"):
+    for name in ("lost", "expired_unread", "stranded", "deduplicated", "purged"):
         world.stats[name] += getattr(report, name)
     told = [each for each in report.findings if not result.failed or each.property not in _UNFINISHED]
     if told:

@@ -61,7 +61,7 @@ async def run(settings: ClientSettings, what: str, queue: str) -> None:
 
 def main(servers: str, prefix: str, what: str, *queues: str) -> None:
     settings = ClientSettings.read(servers, {"prefix": prefix, **PATIENT}, environment={})
-    purging.AT_ONCE = replaying.MAX_MESSAGES = PIECE
+    replaying.MAX_MESSAGES = PIECE
     children = []
     for records, queue in enumerate(queues, start=1):
         child = os.fork()

@@ -37,7 +37,8 @@ async def test_each_queue_is_counted_and_purged_on_its_own(shared_worker: Worker
     worker = shared_worker
 
     async def waits(name: str, count: int) -> None:
-        await eventually(lambda: worker.queue(name), lambda found: found.get("waiting") == count)
+        # A queue of which nothing is known is not listed.
+        await eventually(lambda: worker.queue(name), lambda found: found.get("waiting", 0) == count)
 
     await waits(queue, EARLIER + LATER)
     await waits(late, LATER)
@@ -45,7 +46,7 @@ async def test_each_queue_is_counted_and_purged_on_its_own(shared_worker: Worker
         peeked = await shell.json("peek", late)
         assert sorted(message["value"] for message in peeked["messages"]) == ["3", "4"]
         purged = await shell.json("purge", late, "--yes")
-        assert (purged["waiting"], purged["redelivery"], purged["too_late"]) == (LATER, 0, 0)
+        assert (purged["waiting"], purged["redelivery"]) == (LATER, 0)
     await waits(late, 0)
 
     async with marq.Consumer(queue, **client_of(worker)) as consumer:
@@ -55,4 +56,3 @@ async def test_each_queue_is_counted_and_purged_on_its_own(shared_worker: Worker
     async with marq.Consumer(late, **client_of(worker)) as consumer:
         assert await consumer.receive(wait=1) == []
     await waits(queue, 0)
-    assert (await worker.queue(late))["cancelled"] == LATER

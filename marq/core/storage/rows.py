@@ -31,6 +31,7 @@ from struct import Struct, calcsize, pack, unpack, unpack_from
 from marq.core.storage.clock import LogClock
 from marq.wire.error_texts import cut_text
 from marq.wire.markers import BLOCKED_MS, Payload, Source
+from marq.wire.names import is_synthetic
 from marq.wire.payload_columns import decode_headers, encode_headers
 
 VERSION = 1
@@ -112,6 +113,14 @@ class LeaseRow:
     def blocks(self, now_ms: int) -> bool:
         """Return whether this message blocks its line until an operator acts; no backoff is as long."""
         return self.state is State.WAITING_IN_ORDER and self.due_ms - now_ms >= BLOCKED_MS // 2
+
+    def is_delayed(self, source: Source, now_ms: int) -> bool:
+        """Return whether a DELAYED message is still delayed by its sender, or was until its queue was paused.
+
+        A message of a paused queue that was left with the tracker is due since it was read. Without a record, it was
+        not delayed if it was due from the beginning.
+        """
+        return self.due_ms > (self.since_ms if is_synthetic(source.topic) else now_ms)
 
 
 @dataclass(slots=True)

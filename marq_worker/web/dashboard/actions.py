@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from marq.admin.purge_extent import Extent
+from marq.admin.purge import Extent
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.snapshots import Snapshot
 from marq.wire.errors import ConfigError
@@ -227,7 +227,7 @@ ACTIONS: Mapping[str, Action] = {
         Action(
             "purge", "Purge", "Purge all waiting messages from {}?",
             "Waiting messages, and those that wait for redelivery, will never be delivered. Messages in flight are not"
-            " affected. The queue is paused meanwhile. This can't be undone.", "queue", "purged",
+            " affected. This can't be undone.", "queue", "purged",
             (
                 Field("delayed", "Also delayed messages", "checkbox", {"value": "yes"}),
                 Field("typed", "Type the name of the queue", attributes={"required": "required"}),
@@ -318,9 +318,9 @@ class AuditedActions:
     def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
         """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""
 
-        async def work(progress: Callable[[Reached], None]) -> Reached:
+        async def work(_: Callable[[Reached], None]) -> Reached:
             with audited(action.name, who, queue=queue, delayed=delayed) as results:
-                purged = await self.actor.purge(queue, progress, delayed=delayed, extent=extent)
+                purged = await self.actor.purge(queue, delayed=delayed, extent=extent)
                 results.update(asdict(purged))
             return purged
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.admin import purge as purging
-from marq.admin.purge_extent import Extent, extent_now
+from marq.admin.purge import Extent, extent_now
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.client.receipt import Receipt
 from marq.dead_letters.dead_letters import DeadLetters, Deleted
@@ -25,7 +25,7 @@ from marq.wire.markers import ANY_QUEUE, Release, Source
 from marq.wire.names import log_name
 from marq_worker.setting_values import NAMED, read_value, write_value
 from marq_worker.web.dashboard.sending import OperatorSender
-from marq_worker.web.dashboard.tasks import Emptied, Reached
+from marq_worker.web.dashboard.tasks import Reached
 from marq_worker.web.dashboard.worker_commands import WorkerCommands
 from marq_worker.web.message_listing import can_be_released
 
@@ -194,19 +194,10 @@ class Actor:
         await self._queues.start()
         return await extent_now(self._client, self._queues.definitions, queue, clocks)
 
-    async def purge(
-        self, queue: str, progress: Callable[[Reached], None], *, delayed: bool, extent: Extent | None
-    ) -> Reached:
+    async def purge(self, queue: str, *, delayed: bool, extent: Extent | None) -> Reached:
         """Purge a queue, with its delayed messages if ``delayed``; messages outside the extent stay."""
-        purged = await purging.purge(
-            self._client,
-            queue,
-            delayed=delayed,
-            extent=extent,
-            progress=lambda done, of: progress(Deleted(of, of, done)),
-        )
-        meant = purged.total + purged.too_late
-        return Emptied(meant, meant, purged.total, purged.too_late, purged.paused)
+        purged = await purging.purge(self._client, queue, delayed=delayed, extent=extent)
+        return Deleted(purged.total, purged.total, purged.total)
 
     async def _write(self, batches: Sequence[Release]) -> None:
         topics = await cluster_of(self._client).topics()

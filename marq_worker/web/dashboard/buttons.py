@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from aiohttp import web
 
-from marq.admin.purge_extent import Extent
+from marq.admin.purge import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name

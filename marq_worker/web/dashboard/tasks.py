@@ -24,13 +24,6 @@ MAX_RUNNING, MAX_KEPT = 4, 50
 _ID_BYTES = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Emptied(Deleted):
-    """The result of a purge; ``paused``: the queue was paused before, and therefore still is."""
-
-    paused: bool = False
-
-
 Reached = Redriven | Deleted
 Work = Callable[[Callable[[Reached], None]], Awaitable[Reached]]
 

@@ -35,6 +35,7 @@ from marq.wire.markers import (
     Fact,
     Kind,
     Payload,
+    Purge,
     Record,
     Reject,
     Release,
@@ -86,8 +87,14 @@ class Timeline:
             self._find_places(batch, record.value or b"")
         for source, number in list(self.places):
             # An id does not have the id of its topic's incarnation.
-            if source in (batch.source, batch.source.log) and (index := _index(batch.offsets, number)) is not None:
-                self._note(batch, index, record, partition)
+            if source not in (batch.source, batch.source.log):
+                continue
+            if isinstance(batch, Purge):
+                # The queue of a record is not known from its place. If the message was acquired, its fact tells more.
+                if batch.queue == self.queue and number < batch.end and not self.events:
+                    self._note(batch, 0, number, record, partition)
+            elif (index := _index(batch.offsets, number)) is not None:
+                self._note(batch, index, number, record, partition)
 
     def _find_places(self, batch: Acquire | Delay, value: bytes) -> None:
         wanted = self.id.encode()
@@ -99,13 +106,12 @@ class Timeline:
                 if self.queue in (ANY_QUEUE, batch.queue):
                     self.places.add((batch.source, offset))
 
-    def _note(self, batch: Batch, index: int, record: Record, partition: int) -> None:
+    def _note(self, batch: Batch, index: int, number: int, record: Record, partition: int) -> None:
         assert not isinstance(batch, _OF_NO_MESSAGE)
         if batch.queue != ANY_QUEUE:
             self.queues.add(batch.queue)
             if self.queue not in (ANY_QUEUE, batch.queue):
                 return
-        number = batch.offsets[index]
         if isinstance(batch, Acquire | Delay):
             self.payload = batch.payloads[index]
         self.events.append(
@@ -216,6 +222,7 @@ _STATUSES: Mapping[str, str] = {
     "CANCELLED": "cancelled",
     "ABANDONED": "abandoned",
     "DISCARD": "deleted",
+    "PURGE": "purged",
 }
 #: Stand for what an earlier event says in the text of an event: the name of the holder, and why an attempt ended.
 _CONSUMER, _WHY_RELEASED, _WHY_REJECTED = "{consumer}", "{released}", "{rejected}"
@@ -272,6 +279,8 @@ def _told(batch: Batch, index: int) -> _Told:
             return _Told(f"Reschedule requested, due {_time(batch.times_ms[index], relative=batch.relative)}")
         case Cancel():
             return _Told("Cancellation requested")
+        case Purge():
+            return _Told("Its queue was purged")
         case Discard():
             return _Told("Dead letter deleted")
         case Answer():

@@ -302,21 +302,19 @@ async def test_what_runs_on_another_worker_is_not_stopped_in_silence(client: Cli
     assert "it runs on another worker; stop it there: http://10.0.0.8:6066/tasks/4f" in await answer.text()
 
 
-@pytest.mark.parametrize("paused", [False, True])
-async def test_the_page_of_a_purge_tells_that_the_queue_is_still_paused(
-    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch, paused: bool
+async def test_the_page_of_a_purge_tells_how_many_messages_it_ended(
+    client: Client, namespace: Filtered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    purged = AsyncMock(return_value=Purged(waiting=9, paused=paused))
+    purged = AsyncMock(return_value=Purged(waiting=9))
     monkeypatch.setattr(purging, "purge", purged)
     actor = Actor(None, None, Mock(), AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
-    reached = await actor.purge("emails", Mock(), delayed=False, extent=None)
+    reached = await actor.purge("emails", delayed=False, extent=None)
     task = Task("4f", "purge", "emails", "waiting messages of queue emails", 0.0, reached, "done").told()
     namespace.tasks_of_others = [{**task, "worker": "http://10.0.0.8:6066", "here": False}]
 
     page = await (await client.get("/tasks/4f")).text()
 
     assert "9 of 9 purged" in page
-    assert ("The queue is paused, as it was before: resume it." in page) is paused
 
 
 async def test_whether_a_message_is_open_is_not_known_where_a_worker_did_not_answer(

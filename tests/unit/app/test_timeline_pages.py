@@ -11,7 +11,7 @@ from marq.kafka.records import Records
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
+from marq.wire.markers import Ack, Acquire, Payload, Purge, Renew, Source
 from marq.wire.markers_partitions import markers_partition
 from marq_worker.web.dashboard import pages, timeline_reader
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
@@ -127,6 +127,15 @@ async def test_a_message_is_waiting_if_all_markers_since_it_was_sent_were_read_a
         await read([old], [(SENT_MS, FOREIGN)], first=9),
     ):
         assert (story["status"], story["missing"]) == ("waiting", "")
+
+
+async def test_a_message_that_was_purged_before_a_consumer_acquired_it_is_purged(read: Any) -> None:
+    purge, before = [encode(Purge("emails", 7, MESSAGES, [end])) for end in (OFFSET + 1, OFFSET)]
+    others = encode(Purge("others", 7, MESSAGES, [OFFSET + 1]))
+
+    assert (await read([(SENT_MS, before), (SENT_MS + 1, others)]))["status"] == "waiting"
+    assert (await read([(SENT_MS + 2, purge)]))["status"] == "purged"
+    assert (await read([(SENT_MS, ACQUIRE), (SENT_MS + 1, ACK), (SENT_MS + 2, purge)]))["status"] == "acknowledged"
 
 
 @pytest.mark.parametrize("left", [[], [(SENT_MS + 1, FOREIGN)]])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from marq.consumer.ordering import ordering_keys
 
+from marq.consumer.ordering import ordering_keys
 from marq.kafka.records import Records
 from marq.wire.names import MAX_HEADERS
 from marq.wire.payload_columns import encode_headers

@@ -20,8 +20,8 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
 from marq.leases import handler_failures
 from marq.leases.message import Message
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume, Resumed
@@ -256,7 +256,7 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     assert len(made.acked) == count - 1
     [keys] = made.receiver.ordering._keys.values()
     assert {name: len(each) for name, each in vars(keys).items() if isinstance(each, dict | set)} == {
-        "_unread": 0, "_values": 1, "_batches": 1, "_delivered": 1, "_retries": 0, "_doubted": 0, "_done": 0,
+        "_unread": 0, "_values": 1, "_batches": 1, "_delivered": 1, "_retries": 0, "_done": 0,
     }  # fmt: skip
     order = keys._order
     assert [len(each) for each in (order._keys, order._last, order._after, order._before)] == [1, 1, 0, 0]
@@ -512,11 +512,11 @@ async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_
 
 
 class PurgedQueue:
-    """A queue with ordering that is paused and purged, and resumed."""
+    """A queue with ordering that is purged, perhaps while it is paused."""
 
     def __init__(self, count: int = 2) -> None:
         self._settings = QueueSettings(ordering="key")
-        self._purge: Purge | None = None
+        self._purge: SkippedRecords | None = None
         self.count = count
         self.made, self.tracker = ordered_rig(queue=lambda _: self._settings, skipped=lambda _: self._purge)
         self.made.reader.add(P0, *[record(offset, "a") for offset in range(count)])
@@ -534,87 +534,85 @@ class PurgedQueue:
         self._settings = QueueSettings(ordering="key", paused=paused)
         self.made.receiver.apply_pauses()
 
-    async def purge(self, *, still_open: bool) -> None:
-        """Complete a purge; ``still_open`` tells whether it came too late for the waiting messages."""
-        self._purge = Purge(2_000, {P0: self.count}, in_flight=True)
-        waiting = range(1, self.count) if still_open else ()
-        self.tracker.open_messages = dict.fromkeys(waiting, (State.LEASED_IN_ORDER, 1, 30_000))
+    async def purge(self, *, in_flight: bool) -> None:
+        """Learn that a purge has ended the messages that waited, or also those in flight."""
+        ends = {P0: self.count}
+        self._purge = SkippedRecords(2_000, ends, in_flight=ends if in_flight else {})
+        if in_flight:
+            self.tracker.open_messages = {}
         self.pause(False)
         await self.made.clock.advance(0.01)
+
+    @property
+    def asked(self) -> list[list[int]]:
+        return [list(each.offsets) for each in self.tracker.asked if not each.onwards]
 
     async def stop(self) -> None:
         await self.made.receiver.stop_reading(1)
         await self.made.receiver.stop(1)
 
 
-async def test_a_purged_message_behind_another_one_is_not_delivered() -> None:
-    queue = PurgedQueue()
+async def test_purged_messages_behind_another_one_end_at_once() -> None:
+    queue = PurgedQueue(50)
     first = await queue.first()
-    queue.pause(True)
-    await queue.purge(still_open=False)
+    await queue.purge(in_flight=True)
 
     await first.ack(wait=False)
-    queue.made.reader.add(P0, record(2, "a"))
+    queue.made.reader.add(P0, record(50, "a"))
 
-    assert [each.offset for each in await queue.made.take(1)] == [2]
-    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    assert [each.offset for each in await queue.made.take(1)] == [50]
+    # Nothing is written about them: the tracker has ended them.
+    assert (queue.made.acked, queue.made.released, queue.asked) == ([0], {}, [])
     await queue.stop()
 
 
 async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> None:
     queue = PurgedQueue()
     first = await queue.first()
-    queue.pause(True)
-    await queue.purge(still_open=True)
+    await queue.purge(in_flight=False)
+    queue.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)}
 
     await first.ack(wait=False)
 
     [second] = await queue.made.take(1)
     assert (second.offset, second.attempt) == (1, 1)
+    # Its ACQUIRE could have come after the PURGE.
+    assert queue.asked == [[1]]
     await queue.stop()
 
 
-@pytest.mark.parametrize("still_open", [False, True])
-async def test_one_question_is_asked_about_all_messages_behind_another_one(still_open: bool) -> None:
-    queue = PurgedQueue(50)
+async def test_a_message_whose_acquire_came_after_the_purge_is_not_delivered() -> None:
+    queue = PurgedQueue()
     first = await queue.first()
-    queue.pause(True)
-    await queue.purge(still_open=still_open)
+    await queue.purge(in_flight=False)
+    queue.tracker.open_messages = {}
 
     await first.ack(wait=False)
-    queue.made.reader.add(P0, record(50, "a"))
-    delivered = []
-    while not delivered or delivered[-1] < 50:
-        [message] = await queue.made.take(1)
-        delivered.append(message.offset)
-        await message.ack(wait=False)
+    queue.made.reader.add(P0, record(2, "a"))
 
-    assert delivered == [*(range(1, 50) if still_open else ()), 50]
-    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [list(range(1, 50))]
-    assert queue.made.released == {}
+    assert [each.offset for each in await queue.made.take(1)] == [2]
+    assert queue.made.released == {1: (0, False, "")}
     await queue.stop()
 
 
 async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after_a_purge() -> None:
     queue = PurgedQueue()
     first = await queue.first()
-    queue.pause(True)
     queue.made.settler.gate.clear()
     await first.ack(wait=False)
     await spin(100)
 
-    await queue.purge(still_open=True)
+    await queue.purge(in_flight=True)
     await spin(100)
     queue.made.settler.gate.set()
+    queue.made.reader.add(P0, record(2, "a"))
 
-    [second] = await queue.made.take(1)
-    assert second.offset == 1
-    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    assert [each.offset for each in await queue.made.take(1)] == [2]
     assert queue.made.acked == [0]
     await queue.stop()
 
 
-async def test_a_purged_message_that_became_the_first_of_its_key_during_the_pause_is_not_delivered() -> None:
+async def test_a_purged_message_that_became_the_first_of_its_key_during_a_pause_is_not_delivered() -> None:
     queue = PurgedQueue()
     first = await queue.first()
     queue.pause(True)
@@ -623,9 +621,9 @@ async def test_a_purged_message_that_became_the_first_of_its_key_during_the_paus
     await queue.made.settled()
     await spin(100)
     # It was still open then.
-    assert [list(each.offsets) for each in queue.tracker.asked if not each.onwards] == [[1]]
+    assert queue.asked == [[1]]
 
-    await queue.purge(still_open=False)
+    await queue.purge(in_flight=True)
     queue.made.reader.add(P0, record(2, "a"))
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
@@ -638,8 +636,7 @@ async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_un
     queue.tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, 60_000)}
     await first.release(delay=60)
     await queue.made.settled()
-    queue.pause(True)
-    await queue.purge(still_open=False)
+    await queue.purge(in_flight=True)
 
     queue.made.reader.add(P0, record(2, "a"))
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable
-from math import inf
 from typing import Any, TypeVar
 
 from marq.client.message_token import Token
@@ -12,8 +11,8 @@ from marq.consumer.session import MemberSession
 from marq.core.storage.rows import State
 from marq.leases.message import Message
 from marq.settings.client import ClientSettings
-from marq.settings.purged_offsets import Purge
 from marq.settings.queue import QueueSettings
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Acquire, Renew
 from marq_worker.sqs.polling import WAITING_LEASE_MS, PolledInOrder
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
@@ -41,7 +40,7 @@ class Polled:
     """A polling consumer whose session runs on fakes."""
 
     def __init__(self) -> None:
-        self.purge: Purge | None = None
+        self.purge: SkippedRecords | None = None
         settings = QueueSettings(ordering="key", lease_ms=VISIBLE_MS)
         self.rig: Rig = rig(
             queue=lambda _: settings, skipped=lambda _: self.purge, lease_ms=WAITING_LEASE_MS, prefetch=False
@@ -55,7 +54,7 @@ class Polled:
         session.receiver, session.receiver_settings = receiver, receiver._settings
         consumer: Any = self.consumer
         consumer._running, consumer._delivered = session, {}
-        consumer._purge, consumer._purged_s, consumer._released = None, -inf, set()
+        consumer._purge = None
         receiver.start()
 
     async def poll(self, count: int = 1) -> list[Message]:
@@ -67,6 +66,11 @@ class Polled:
             if not polled:
                 await self.consumer.wait(10, LIMIT_S)
         return messages
+
+    def learn(self, purge: SkippedRecords) -> None:
+        """Learn of a purge from the definitions."""
+        self.purge = purge
+        self.rig.receiver.apply_pauses()
 
     async def stop(self) -> None:
         await self.rig.receiver.stop_reading(1)
@@ -157,7 +161,7 @@ async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message
     polled = Polled()
     polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))
     [first] = await polled.poll()
-    polled.purge = Purge(10**15, {P0: 2})
+    polled.learn(SkippedRecords(10**15, {P0: 2}))
 
     assert await polled.consumer.poll(10) == []
 
@@ -171,7 +175,7 @@ async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> N
     polled = Polled()
     polled.rig.reader.add(P0, record(0, "a"))
     [first] = await polled.poll()
-    polled.purge = Purge(10**15, {P0: 1}, in_flight=True)
+    polled.learn(SkippedRecords(10**15, {P0: 1}, in_flight={P0: 1}))
     assert await polled.consumer.poll(10) == []
     await polled.rig.clock.advance(1)
     polled.rig.reader.add(P0, record(1, "a"))
@@ -187,15 +191,14 @@ async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> N
     await polled.stop()
 
 
-async def test_a_purged_message_that_has_waited_for_long_is_not_delivered() -> None:
+async def test_a_purged_message_that_waits_behind_another_one_is_not_delivered() -> None:
     polled = Polled()
     polled.rig.reader.add(P0, *[record(offset, "a") for offset in range(3)])
     [first] = await polled.poll()
     assert polled.rig.acquired == [0, 1, 2]
     # The last message is from later.
-    polled.purge = Purge(10**15, {P0: 2}, in_flight=True)
+    polled.learn(SkippedRecords(10**15, {P0: 2}, in_flight={P0: 2}))
     assert await polled.consumer.poll(10) == []
-    await polled.rig.clock.advance(2 * WAITING_LEASE_MS / 1000)
     polled.tracker.open_messages = {2: (State.LEASED_IN_ORDER, 1, 0)}
 
     [message] = await polled.poll()

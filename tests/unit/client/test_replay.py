@@ -16,7 +16,7 @@ from marq.kafka.records import Records
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, start_key
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire, Delay, Payload, Source
@@ -129,7 +129,7 @@ async def test_a_replay_of_one_partition_includes_messages_that_were_redelivered
 
 async def test_a_replay_leaves_out_records_from_before_the_start_of_the_queue(namespace: Namespace) -> None:
     namespace.definitions.fold(b"change:" + QUEUE.encode(), {"topic": OWN_TOPIC, "start": "latest"})
-    namespace.definitions.fold(start_key(QUEUE), Purge(5_000, {OWN: 7}).document())
+    namespace.definitions.fold(start_key(QUEUE), SkippedRecords(5_000, {OWN: 7}).document())
     namespace.sent(OWN, range(10))
     namespace.place = {OWN: 10}
 

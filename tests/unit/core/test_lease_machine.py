@@ -38,6 +38,7 @@ from marq.wire.markers import (
     Discard,
     Dispatch,
     Payload,
+    Purge,
     Reject,
     Release,
     Renew,
@@ -48,7 +49,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER
+from marq.wire.names import DEDUPLICATION_ID_HEADER, WITHOUT_RECORDS
 from marq.wire.ordered_holders import ordered_holder
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
@@ -206,6 +207,14 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(queue=_any_queues, source=_sources, holder=_holders, offsets=_offsets)
     def cancel(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
         self.fold(Cancel(queue, holder + 200, source, offsets))
+
+    @rule(
+        queue=_queues, source=_records | st.none(), end=_offsets, back_ms=_times, flags=st.tuples(*[st.booleans()] * 2)
+    )
+    def purge(self, queue: str, source: Source | None, end: list[int], back_ms: int, flags: tuple[bool, bool]) -> None:
+        """Purge a source up to an offset, or messages without records up to a time."""
+        place, before = (Source(WITHOUT_RECORDS, 0), self.absolute(back_ms) - 1) if source is None else (source, end[0])
+        self.fold(Purge(queue, 1, place, [before], *flags))
 
     @rule()
     def answer(self) -> None:

@@ -11,7 +11,7 @@ from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import HELD, IN_ORDER, WAITING, State
 from marq.core.transitions import DUE, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import BLOCKED_MS, LAST, Acquire, Batch, Cause, Delay, Kind
+from marq.wire.markers import BLOCKED_MS, LAST, Acquire, Batch, Cause, Delay, Kind, Purge
 from tests.unit.core.batches import (
     FORMER,
     HOLDER,
@@ -65,6 +65,8 @@ BATCHES: dict[Marker, Callable[[Sequence[int]], Batch]] = {
     Marker.REJECT: reject,
     Marker.RESCHEDULE: lambda offsets: reschedule(offsets, 5_000, source=SOURCE),
     Marker.CANCEL: lambda offsets: cancel(offsets, source=SOURCE),
+    Marker.PURGE: lambda offsets: Purge("emails", OTHER, SOURCE, [offsets[-1] + 1], delayed=True),
+    Marker.PURGE_IN_FLIGHT: lambda offsets: Purge("emails", OTHER, SOURCE, [offsets[-1] + 1], True, True),
     Marker.ACK: lambda offsets: ack(offsets, holder=OTHER),
     Marker.FACT: lambda offsets: fact(offsets, Kind.REDELIVERED, Cause.EXPIRED),
 }

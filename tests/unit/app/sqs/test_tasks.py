@@ -205,16 +205,6 @@ async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: Queu
     assert (after.requested_s, after.done) == (clock(), False)
 
 
-async def test_the_pause_before_an_interrupted_purge_is_kept(tasks: QueueTasks, clock: Clock) -> None:
-    """The queue is paused by the purge itself when the deletion begins."""
-    await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=False))
-    await tasks.start_purge("emails", PurgeTask(requested_s=clock(), paused=True, deletes=True))
-
-    purge = tasks.purge("emails")
-    assert purge is not None
-    assert purge.paused is False
-
-
 async def test_members_of_a_newer_version_are_ignored(tasks: QueueTasks, log: ListLog, queues: Queues) -> None:
     purge = {"requested_s": 5.0, "deletes": False, "done": False, "imagined": 1}
     log.append(b"sqs-tasks:emails", {"purge": purge, "moves": [{"id": "a", "started_ms": 1, "imagined": 1}]})

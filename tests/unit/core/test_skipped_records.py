@@ -1,4 +1,4 @@
-"""Which records of a queue are purged, as the queues topic says it and as consumers pass them over."""
+"""Which records of a queue are skipped, as the queues topic says it and as consumers pass them over."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from marq.consumer.acquire import unskipped
 from marq.kafka.records import Records
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions, purge_key, start_key
-from marq.settings.purged_offsets import Purge
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
 
 P0, P1 = Source("marq.messages", 0), Source("marq.messages", 1)
-PURGE = Purge(5_000, {P0: 10, P1: 3}, {P0: 4, P1: 0})
+PURGE = SkippedRecords(5_000, {P0: 10, P1: 3}, in_flight={P0: 4})
 
 
 def records(*offsets: int, at_ms: int = 1_000) -> Records:
@@ -29,7 +29,6 @@ def test_a_purge_is_read_as_it_was_written() -> None:
     assert definitions.fold(purge_key("emails"), json.loads(json.dumps(PURGE.document()))) == "emails"
 
     assert definitions.purge("emails") == PURGE
-    assert definitions.purge("emails").starts == PURGE.starts
     # A purge does not define the queue: it keeps the defaults and is not listed by name.
     assert definitions.names() == []
     assert definitions.after({}).purge("emails") == PURGE
@@ -61,40 +60,30 @@ def test_one_that_can_t_be_read_changes_nothing(document: object) -> None:
 
 
 def test_a_second_purge_skips_also_the_records_of_the_first_one() -> None:
-    again = Purge(9_000, {P0: 20, P1: 2}, {P0: 10, P1: 2}).after(PURGE, {P0: 20, P1: 9})
+    again = SkippedRecords(9_000, {P0: 20, P1: 2}, in_flight={P1: 2}).after(PURGE, {P0: 20, P1: 9})
 
-    assert (again.until_ms, again.ends, again.starts) == (9_000, {P0: 20, P1: 3}, {P0: 10, P1: 2})
+    assert (again.until_ms, again.ends, again.in_flight) == (9_000, {P0: 20, P1: 3}, {P0: 4, P1: 2})
 
 
 def test_a_purge_keeps_the_purged_records_of_a_queue_s_former_topics() -> None:
     """The queue may return to them."""
     former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
-    purge = Purge(9_000, {topic: 50}, {topic: 0}).after(Purge(5_000, {former: 100}), {topic: 50})
+    purge = SkippedRecords(9_000, {topic: 50}).after(SkippedRecords(5_000, {former: 100}), {topic: 50})
 
-    for again in (purge, purge.done(), Purge.read(json.loads(json.dumps(purge.done().document())))):
+    for again in (purge, SkippedRecords.read(json.loads(json.dumps(purge.document())))):
         assert again.ends == {former: 100, topic: 50}
         assert [again.until_of(source) for source in (former, topic)] == [5_000, 9_000]
-    third = Purge(12_000, {topic: 60}, {topic: 50}).after(purge.done(), {topic: 60})
+    third = SkippedRecords(12_000, {topic: 60}).after(purge, {topic: 60})
     assert [third.until_of(source) for source in (former, topic)] == [5_000, 12_000]
-    assert third.starts == {topic: 50}
 
 
 def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_end_of_a_purge_of_the_former_one() -> None:
-    former = Purge(5_000, {P0: 1_000})
+    former = SkippedRecords(5_000, {P0: 1_000}, in_flight={P0: 1_000})
 
-    again = Purge(9_000, {P0: 3}, {P0: 0}).after(former, {P0: 5})
+    again = SkippedRecords(9_000, {P0: 3}).after(former, {P0: 5})
 
-    assert again.ends == {P0: 3}
+    assert (again.ends, again.in_flight) == ({P0: 3}, {})
     assert again.left(P0, 5, 8_000)
-
-
-def test_an_interrupted_purge_leaves_records_without_markers_before_the_places_of_consumers() -> None:
-    left = PURGE.before({P0: 15, P1: 2})
-
-    assert (left.until_ms, left.ends, left.starts) == (5_000, {P0: 10, P1: 2}, {P0: 4, P1: 0})
-    # Paused consumers leave everything to the next purge, and a completed purge leaves nothing.
-    assert PURGE.before({P0: 4, P1: 0}).starts == {}
-    assert PURGE.done().before({P0: 15, P1: 2}).starts == {}
 
 
 def test_records_before_the_end_are_passed_over_and_do_not_count_as_known() -> None:
@@ -126,8 +115,8 @@ def test_a_recreated_topic_starts_at_0_and_loses_nothing() -> None:
 def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_start_of_the_queue_in_the_former_one() -> None:
     topic = Source("shop-orders", 0)
     definitions = Definitions()
-    definitions.fold(start_key("audit"), Purge(5_000, {topic: 1_000}).document())
-    definitions.fold(purge_key("audit"), Purge(9_000, {topic: 20}).document())
+    definitions.fold(start_key("audit"), SkippedRecords(5_000, {topic: 1_000}).document())
+    definitions.fold(purge_key("audit"), SkippedRecords(9_000, {topic: 20}).document())
 
     skipped = definitions.skipped("audit")
 
@@ -138,8 +127,8 @@ def test_a_purge_of_a_recreated_topic_does_not_skip_up_to_the_start_of_the_queue
 def test_a_purge_and_a_start_skip_no_record_that_is_newer_than_theirs() -> None:
     topic = Source("shop-orders", 0)
     definitions = Definitions()
-    definitions.fold(purge_key("audit"), Purge(5_000, {P0: 20}).document())
-    definitions.fold(start_key("audit"), Purge(9_000, {topic: 10}).document())
+    definitions.fold(purge_key("audit"), SkippedRecords(5_000, {P0: 20}).document())
+    definitions.fold(start_key("audit"), SkippedRecords(9_000, {topic: 10}).document())
 
     skipped = definitions.skipped("audit")
 
@@ -152,7 +141,7 @@ def test_a_purge_still_counts_after_its_queue_has_started_in_another_topic() -> 
     former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
     definitions = Definitions()
     definitions.fold(start_key("audit"), start_document("shop-orders", {former: 10}, 1_000))
-    definitions.fold(purge_key("audit"), Purge(5_000_000, {former: 100}).document())
+    definitions.fold(purge_key("audit"), SkippedRecords(5_000_000, {former: 100}).document())
     begin = definitions.begin("audit")
     definitions.fold(start_key("audit"), start_document("shop-orders-2", {topic: 50}, 9_000, begin))
 
@@ -166,9 +155,9 @@ def test_a_purge_still_counts_after_its_queue_has_started_in_another_topic() -> 
 def test_a_start_keeps_the_highest_timestamp_of_the_former_topic() -> None:
     former, topic = Source("shop-orders", 0), Source("shop-orders-2", 0)
     definitions = Definitions()
-    start = Purge(5_000, {former: 10})
+    start = SkippedRecords(5_000, {former: 10})
     definitions.fold(start_key("audit"), start.document())
-    later = Purge(9_000, {topic: 20}).along_with(start).document()
+    later = SkippedRecords(9_000, {topic: 20}).along_with(start).document()
     definitions.fold(start_key("audit"), json.loads(json.dumps(later)))
 
     begin = definitions.begin("audit")
