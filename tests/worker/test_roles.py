@@ -391,18 +391,28 @@ async def test_another_process_takes_over_from_one_whose_handler_blocks_for_long
     """A blocked process sends no heartbeats, and what is sent meanwhile would wait until the handler ends."""
     queues = f'[queues.blocking]\nhandler = "handlers_of_the_test:blocking"\nlease = {LONG}\n'
     one = await make(queues=queues).start().ready()
-    producer = await producer_of(one)
-    await producer.send("blocking", b"600")
-    [blocked] = await handlers.has_noted("blocking", 1)
-
     make("handlers", like=one).start()
-    for _ in range(10):
-        await producer.send_many("blocking", [b"0"] * 2)
-    noted = await handlers.has_noted("blocking", 21)
+    producer = await producer_of(one)
 
-    assert len({line["id"] for line in noted}) == 21
-    assert {line["attempt"] for line in noted} == {1}
-    assert [line["id"] for line in noted if line["worker"] == blocked["worker"]] == [blocked["id"]]
+    async def sharing() -> set[int]:
+        await producer.send_many("blocking", [b"0"] * 2)
+        return {line["worker"] for line in await handlers.noted("blocking")}
+
+    both = await eventually(sharing, lambda processes: len(processes) == 2)
+    await producer.send("blocking", b"600")
+
+    async def blocked_by() -> list[int]:
+        return [line["worker"] for line in await handlers.noted("blocking") if line["value"] == "600"]
+
+    [blocked] = await eventually(blocked_by)
+    last = [await producer.send("blocking", b"0.0") for _ in range(20)]
+
+    async def handled() -> list[dict[str, Any]]:
+        return [line for line in await handlers.noted("blocking") if line["value"] == "0.0"]
+
+    noted = await eventually(handled, lambda lines: len(lines) >= 20)
+    assert sorted(line["id"] for line in noted) == sorted(receipt.id for receipt in last)
+    assert {(line["worker"], line["attempt"]) for line in noted} == {(pid, 1) for pid in both - {blocked}}
 
 
 # --- the end of a worker with handlers --------------------------------------------------------------------------------
