@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from enum import Enum
 from itertools import islice
 from typing import Protocol
 
@@ -13,13 +14,24 @@ from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
+from marq.wire.record_headers import uncounted
 
 log = logging.getLogger("marq")
 
 #: How many Message objects are made at once.
 AT_ONCE = 64
+#: How long suspects are released that can't wait here, doubled each time.
+FIRST_AWAY_MS = 500
 #: How many seconds of work to prefetch, and how fast the window forgets an earlier pace.
 PREFETCH_S, MEMORY_S = 1.0, 1.0
+
+
+class Turn(Enum):
+    """When a suspect runs: it has used up no attempt, it has used up some, or this is its last one."""
+
+    TOGETHER = 1
+    GROUPED = 2
+    ALONE = 3
 
 
 class Pool(Protocol):
@@ -269,11 +281,12 @@ class Prefetch:
         self.in_flight = 0
         #: Set when user code gets messages.
         self.taken = asyncio.Event()
-        #: Suspects that wait for their turn, each with whether it runs apart; those that handlers have or get next; and
-        #: whether that is one that runs apart.
-        self._suspects: deque[tuple[Message, bool]] = deque()
+        #: Suspects that wait for their turn, those that handlers have or get next, and whether that is one alone.
+        self._suspects: deque[tuple[Message, Turn]] = deque()
         self._suspects_here: list[Message] = []
         self._alone = False
+        #: How many suspects with used-up attempts run together: one more for each that has ended here.
+        self._group = 1
         #: Set while suspects may wait.
         self.waiting = asyncio.Event()
         self.serve(queues)
@@ -321,43 +334,60 @@ class Prefetch:
             # Suspects are in flight without this buffer: their time counts as well, or they seem to end at once.
             buffer.window.busy(self._clock())
 
-    def add_suspects(self, messages: Sequence[tuple[Message, bool]]) -> None:
-        """Buffer messages, which are in flight already; those that run ``apart`` only while no other suspect is here.
+    def add_suspects(self, messages: Sequence[tuple[Message, Turn]]) -> None:
+        """Buffer messages, which are in flight already, when it is their turn.
 
         Calls get them at once: a program may keep what it has received, and ask for the next. Only as many wait as
-        handlers may take, and they do not count as held: other messages must not wait behind them.
+        handlers may take, and they do not count as held: other messages must not wait behind them. The others are
+        released, each time for longer, up to a lease.
         """
-        for message, apart in messages:
+        for message, turn in messages:
             buffer = self.buffers[message.queue]
             if not buffer.handler_demand:
                 self._begin(message)
             elif len(self._suspects) < buffer.handler_demand:
-                self._suspects.append((message, apart))
+                self._suspects.append((message, turn))
                 buffer.held -= 1
                 self.waiting.set()
             else:
-                put_back([message], int(message._batch.lease_s * 1000))
+                lease_ms = int(message._batch.lease_s * 1000)
+                put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
         self._next_suspects()
 
     def _next_suspects(self) -> None:
-        """Buffer the suspects whose turn it is: in order, one that runs apart alone, others together."""
+        """Buffer the suspects whose turn it is, in order.
+
+        The first one with used-up attempts runs alone; each that ends here lets more of them run together.
+        """
         waiting, here = self._suspects, self._suspects_here
         while waiting:
-            message, apart = waiting[0]
+            message, turn = waiting[0]
             if message._offset in message._batch.open:
                 # With every suspect, so that ended ones do not fill the memory; from the end, because one step for each
                 # message that ends must not pass all of them.
                 while here and here[-1]._offset not in here[-1]._batch.open:
                     here.pop()
-                if here and (apart or self._alone):
+                    self._group += 1
+                alone = turn is Turn.ALONE or (turn is Turn.GROUPED and self._group == 1)
+                if here and (alone or self._alone or (turn is Turn.GROUPED and self._is_full())):
                     return
                 here.append(message)
-                self._alone = apart
+                self._alone = alone
                 self._begin(message)
             waiting.popleft()
             self.buffers[message.queue].held += 1
         if not self.in_flight:
             here.clear()
+            self._group = 1
+
+    def _is_full(self) -> bool:
+        """Return whether as many suspects run as may run together."""
+        here = self._suspects_here
+        if len(here) >= self._group:
+            left = [message for message in here if message._offset in message._batch.open]
+            self._group += len(here) - len(left)
+            here[:] = left
+        return len(here) >= self._group
 
     def _begin(self, message: Message) -> None:
         """Buffer a suspect, before all other messages, because it has waited."""

@@ -32,8 +32,8 @@ from marq.client.background import Time, failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
 from marq.consumer.ordering import Acquired, Again, Beginning, Ordering, Question, RereadRecords, Run, Steps
-from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.consumer.starts import Starts, is_suspect, runs_apart
+from marq.consumer.prefetch import Prefetch, PrefetchBuffer, Turn
+from marq.consumer.starts import Starts, is_suspect, turn_of
 from marq.consumer.tracker_queries import TrackerQueries, questions_about
 from marq.consumer.writer import OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
@@ -510,10 +510,10 @@ class Receiver:
             prefetch.add(batch.queue, messages, count, len(offsets))
             return
         attempts = self._settings.queue(batch.queue).max_attempts
-        suspects, others = list[tuple[Message, bool]](), list[Message]()
+        suspects, others = list[tuple[Message, Turn]](), list[Message]()
         for message in messages:
             if is_suspect(message):
-                suspects.append((message, runs_apart(message, attempts)))
+                suspects.append((message, turn_of(message, attempts)))
             else:
                 others.append(message)
         prefetch.add(batch.queue, others, len(others), len(offsets))

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from marq.client.background import Time, failure_of
-from marq.consumer.prefetch import Prefetch
+from marq.consumer.prefetch import Prefetch, Turn
 from marq.consumer.writer import Listener
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
@@ -43,12 +43,15 @@ def is_suspect(message: Message) -> bool:
     return not message._batch.at_most_once and expired(message._record.headers) > 0
 
 
-def runs_apart(suspect: Message, max_attempts: int) -> bool:
-    """Return whether a suspect runs while no other suspect does, because it has used up attempts, or has only one.
+def turn_of(suspect: Message, max_attempts: int) -> Turn:
+    """Return when a suspect runs.
 
-    Otherwise suspects would use up their last attempts together whenever one of them ends the process.
+    Its last attempt is always alone: otherwise suspects would use up their last attempts together whenever one of them
+    ends the process.
     """
-    return suspect.attempt >= min(2, max_attempts)
+    if suspect.attempt >= max_attempts:
+        return Turn.ALONE
+    return Turn.TOGETHER if suspect.attempt == 1 else Turn.GROUPED
 
 
 class _StartBatch:

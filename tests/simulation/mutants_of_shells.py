@@ -287,10 +287,10 @@ SHELL_MUTANTS = (
     ),
     mutant(
         KILLERS,
-        "suspects that have used up attempts run together",
+        "suspects use up their last attempts together",
         _STARTS,
         "blamed",
-        ("return suspect.attempt >= min(2, max_attempts)", "return False"),
+        ("    if suspect.attempt >= max_attempts:\n", "    if False:\n"),
         killer=1.0,
     ),
     mutant(

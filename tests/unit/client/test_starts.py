@@ -10,13 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from marq.consumer.prefetch import FIRST_AWAY_MS
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire, Renew, Source
-from marq.wire.names import ATTEMPT_HEADER, EXPIRED_HEADER
+from marq.wire.names import ATTEMPT_HEADER, EXPIRED_HEADER, UNCOUNTED_HEADER
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0 = Source("t", 0)
@@ -42,8 +43,10 @@ class Handler:
         await spin(60)
 
 
-def suspect(offset: int, attempt: int) -> FakeRecord:
-    headers = ((ATTEMPT_HEADER, b"%d" % attempt), (EXPIRED_HEADER, b"1"))
+def suspect(offset: int, attempt: int, uncounted: int = 0) -> FakeRecord:
+    headers = [(ATTEMPT_HEADER, b"%d" % attempt), (EXPIRED_HEADER, b"1")]
+    if uncounted:
+        headers.append((UNCOUNTED_HEADER, b"%d" % uncounted))
     return FakeRecord(offset, headers=headers)
 
 
@@ -133,34 +136,62 @@ async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig)
     assert (handler.running, starts(rig)) == ([0], [0])
 
 
-async def test_suspects_that_have_used_up_attempts_run_one_at_a_time_next_to_other_messages(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
-    rig.reader.add(P0, suspect(0, 2), suspect(1, 2), FakeRecord(2), suspect(3, 3), FakeRecord(4))
-    rig.work(handler, 5)
-    await spin(60)
-    assert sorted(handler.running) == [0, 2, 4]
-
-    await handler.end(0)
-    assert sorted(handler.running) == [1, 2, 4]
-    await handler.end(1)
-    assert sorted(handler.running) == [2, 3, 4]
-
-
-async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_one_that_has_some(
+async def test_the_first_suspect_with_used_up_attempts_runs_alone_and_each_that_ends_lets_more_run(
     make_rig: MakeRig,
 ) -> None:
     rig, handler = make_rig(), Handler()
-    rig.reader.add(P0, suspect(0, 1), suspect(1, 1), suspect(2, 2), suspect(3, 1))
-    rig.work(handler, 5)
+    rig.reader.add(P0, *[suspect(offset, 2) for offset in range(6)], FakeRecord(6), FakeRecord(7))
+    rig.work(handler, 8)
     await spin(60)
-    assert sorted(handler.running) == [0, 1]
+    assert sorted(handler.running) == [0, 6, 7]
 
     await handler.end(0)
-    assert handler.running == [1]
-    await handler.end(1)
-    assert handler.running == [2]
+    assert sorted(handler.running) == [1, 2, 6, 7]
     await handler.end(2)
-    assert handler.running == [3]
+    assert sorted(handler.running) == [1, 3, 4, 6, 7]
+
+
+async def test_a_suspect_has_its_last_attempt_alone_however_many_have_ended(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    last = QueueSettings().max_attempts
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2), suspect(2, last), suspect(3, 2), FakeRecord(4))
+    rig.work(handler, 5)
+    await spin(60)
+    await handler.end(0)
+    assert sorted(handler.running) == [1, 4]
+
+    await handler.end(1)
+    assert sorted(handler.running) == [2, 4]
+    await handler.end(2)
+    assert sorted(handler.running) == [3, 4]
+
+
+@pytest.mark.parametrize(("releases", "delay_ms"), [(0, FIRST_AWAY_MS), (3, 8 * FIRST_AWAY_MS), (30, 30_000)])
+async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
+    make_rig: MakeRig, releases: int, delay_ms: int
+) -> None:
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)])
+    rig.work(handler, 2)
+    for _ in range(20):
+        await spin(60)
+        await rig.clock.advance(0.1)
+        await rig.settled()
+
+    assert {delay_ms for delay_ms, _, _ in rig.released.values()} == {delay_ms}
+
+
+async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_the_first_one_that_has_some(
+    make_rig: MakeRig,
+) -> None:
+    rig, handler = make_rig(), Handler()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 1), suspect(2, 1), suspect(3, 1))
+    rig.work(handler, 5)
+    await spin(60)
+    assert handler.running == [0]
+
+    await handler.end(0)
+    assert sorted(handler.running) == [1, 2, 3]
 
 
 async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRig) -> None:
