@@ -10,6 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+import pytest
+
 from marq.consumer.prefetch import FIRST_AWAY_MS
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.kafka.marker_writer import MarkerRecord
