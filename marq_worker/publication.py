@@ -44,7 +44,8 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
             await queues.publish(documents)
         except ConfigError as error:
             raise ConfigError(f"{file.path}: {error}") from error
-        log.info("%s published: %s", file.path, listed(key for key in documents if documents[key] is not None))
+        if written := [key for key in documents if documents[key] is not None]:
+            log.info("%s published: %s", file.path, listed(written))
     if removed := [key for key in replaced if documents[key] is None]:
         log.warning(
             "project %s removed definitions that %s no longer has: %s", file.project, file.path, listed(removed)
@@ -140,8 +141,16 @@ def check_owner(key: bytes, owner: str | None, project: str, source: str) -> Non
 
 
 def listed(keys: Iterable[bytes]) -> str:
-    """Return the names of records, for logs."""
-    return ", ".join(key.decode() for key in keys)
+    """Return what some records define, for logs."""
+    return ", ".join(map(defined, keys))
+
+
+def defined(key: bytes) -> str:
+    """Return what a record defines, for logs."""
+    layer, _, name = key.decode().partition(":")
+    if layer == DEFAULTS_KEY.decode():
+        return f"[defaults] of project {name}" if name else "[defaults]"
+    return f"schedule {name}" if layer == FILE_LAYER else f"queue {name}"
 
 
 def check_topics(definitions: Definitions, names: Names, file: QueuesFile) -> None:

@@ -122,7 +122,7 @@ async def test_two_workers_of_different_versions_with_different_queues_files(
     shared = found.of(Level.WARNING, "trackers")
     assert shared.found == "they have different versions and definitions of queues"
     assert f"a rolling deploy is in progress, or two projects share MARQ_PREFIX={prefix}" in shared.advice
-    assert "file:emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
+    assert "queue emails" in found.of(Level.WARNING, f"{one.directory / 'queues.toml'}").found
     assert found.exit_code == 0, str(found)
 
 

@@ -159,13 +159,13 @@ def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
         return [(finding.level, finding.found) for finding in judge_file(known, Names(), mine, published_by=1)]
 
     [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
-    assert (level, "file:b (removed)" in text) == (Level.WARNING, True)
+    assert (level, "queue b (removed)" in text) == (Level.WARNING, True)
     [(level, text)] = found(after(of("shop", a={})), of("billing", a={}))
     assert (level, "by project 'shop' and by project 'billing'" in text) == (Level.PROBLEM, True)
     [(level, text)] = found(after(file(a={})), file())
     assert (level, text) == (
         Level.WARNING,
-        "does not define file:a, which no start removes, because they name no project",
+        "does not define queue a, which no start removes, because they name no project",
     )
     # then: a directory without a file has nothing to say
     assert found(after(file(a={})), QueuesFile(Path("marq.toml"), {}, {}, present=False)) == []
@@ -202,9 +202,24 @@ async def test_what_a_project_removes_and_what_one_without_a_name_may_have_repla
 
     unnamed = "queues.toml names no project, so Marq can't tell which definitions are its own: it"
     assert [(record.levelname, record.message.partition(". Set")[0]) for record in caplog.records] == [
-        ("WARNING", "project shop removed definitions that marq.toml no longer has: file:b"),
-        ("WARNING", f"{unnamed} replaced file:c"),
-        ("WARNING", f"{unnamed} left file:c as they are"),
+        ("WARNING", "project shop removed definitions that marq.toml no longer has: queue b"),
+        ("WARNING", f"{unnamed} replaced queue c"),
+        ("WARNING", f"{unnamed} left queue c as they are"),
+    ]
+
+
+async def test_a_start_logs_what_it_publishes_and_not_what_it_removes_as_published(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "marq")
+    schedule = {"queue": "a", "cron": "@daily", "value": "x"}
+    async with Broker() as broker:
+        await publish(broker.queues, Names(), of("shop", {"lease": 3}, {"hi": schedule}, a={}))
+        await publish(broker.queues, Names(), of("shop", {"lease": 3}, a={}))
+
+    assert [record.message for record in caplog.records if record.name.startswith("marq")] == [
+        "marq.toml published: [defaults] of project shop, queue a, schedule hi, [defaults]",
+        "project shop removed definitions that marq.toml no longer has: schedule hi",
     ]
 
 
