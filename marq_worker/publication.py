@@ -142,10 +142,11 @@ def check_owner(key: bytes, owner: str | None, project: str, source: str) -> Non
 
 def listed(keys: Iterable[bytes]) -> str:
     """Return what some records define, for logs."""
-    return ", ".join(map(_defined, keys))
+    return ", ".join(map(defined, keys))
 
 
-def _defined(key: bytes) -> str:
+def defined(key: bytes) -> str:
+    """Return what a record defines, for logs."""
     layer, _, name = key.decode().partition(":")
     if layer == DEFAULTS_KEY.decode():
         return f"[defaults] of project {name}" if name else "[defaults]"

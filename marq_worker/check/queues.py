@@ -19,7 +19,7 @@ from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
 from marq_worker.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
 from marq_worker.handlers.loaded_handlers import load_handlers_of, load_modules, surrounding
-from marq_worker.publication import check_topics, differences, left_over, listed
+from marq_worker.publication import check_topics, defined, differences, left_over, listed
 
 #: Time limit of the search for messages of an ordered queue that the file changes.
 ORDER_LIMIT_S = 30.0
@@ -36,7 +36,7 @@ def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, publ
         return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
     if not changes:
         return _judge_left_over(after, file)
-    said = ", ".join(f"{key.decode()}{' (removed)' if value is None else ''}" for key, value in changes.items())
+    said = ", ".join(f"{defined(key)}{' (removed)' if value is None else ''}" for key, value in changes.items())
     reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
     return [
         warning(

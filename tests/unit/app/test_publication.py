@@ -159,7 +159,7 @@ def test_check_says_what_a_start_would_remove_refuse_or_leave() -> None:
         return [(finding.level, finding.found) for finding in judge_file(known, Names(), mine, published_by=1)]
 
     [(level, text)] = found(after(of("shop", a={}, b={})), of("shop", a={}))
-    assert (level, "file:b (removed)" in text) == (Level.WARNING, True)
+    assert (level, "queue b (removed)" in text) == (Level.WARNING, True)
     [(level, text)] = found(after(of("shop", a={})), of("billing", a={}))
     assert (level, "by project 'shop' and by project 'billing'" in text) == (Level.PROBLEM, True)
     [(level, text)] = found(after(file(a={})), file())
@@ -218,7 +218,7 @@ async def test_a_start_logs_what_it_publishes_and_not_what_it_removes_as_publish
         await publish(broker.queues, Names(), of("shop", {"lease": 3}, a={}))
 
     assert [record.message for record in caplog.records if record.name.startswith("marq")] == [
-        "marq.toml published: [defaults], queue a, schedule hi, [defaults] of project shop",
+        "marq.toml published: [defaults] of project shop, queue a, schedule hi, [defaults]",
         "project shop removed definitions that marq.toml no longer has: schedule hi",
     ]
 
