@@ -171,6 +171,8 @@ class Lines:
                 del self._held[offset]
                 held.open.discard(offset)
                 place = places[offset] = Place(row_of(held, offset, values[offset]), busy=True)
+                # Its ACQUIRE may have come after its purge.
+                place.foreign = self._is_skipped(offset, place.row.timestamp)
                 self.feed.again(self, place)
         self._deliver(of, ready)
 
