@@ -567,15 +567,9 @@ class KeyQueues:
         tried, self._tried = self._tried, max(self._tried, own.offsets[-1] + 1)
         if own.offsets[0] >= max(self._acquired.end, tried) and not self._unread:
             return own, own[:0]
-        skipped = self._ordering.settings.skipped(self.queue)
         new, known = [], []
         for index, offset in enumerate(own.offsets):
-            if (
-                offset < tried
-                and skipped is not None
-                and offset not in self._values
-                and not skipped.left(self.source, offset, own.timestamps[index])
-            ):
+            if offset < tried and offset not in self._values and self._is_skipped(offset, own.timestamps[index]):
                 # A cycle that failed may have acquired it before its purge, so ask the tracker.
                 self._unread.setdefault(offset, Open(True, 0, inf, "", False))
             if offset in self._unread:
@@ -583,6 +577,10 @@ class KeyQueues:
             elif offset not in self._acquired:
                 new.append(index)
         return own if len(new) == len(own) else own.at(new), own.at(known)
+
+    def _is_skipped(self, offset: int, timestamp_ms: int) -> bool:
+        skipped = self._ordering.settings.skipped(self.queue)
+        return skipped is not None and not skipped.left(self.source, offset, timestamp_ms)
 
     def add(self, acquired: Sequence[tuple[LeasedBatch, Records]], known: Records, now_s: float) -> None:
         """Add the messages that a cycle acquired, and the ``known`` records of messages that are open already."""
@@ -637,10 +635,11 @@ class KeyQueues:
                 ready.append(offset)
             else:
                 del self._batches[offset]
-                # Leased here, it can't have changed.
-                asks = offset not in batch.open
+                row = self._row(batch, offset)
+                # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
+                asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
-                self._retry(Retry(self._row(batch, offset), asks=asks, seen=False), now_s)
+                self._retry(Retry(row, asks=asks, seen=False), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:

@@ -52,7 +52,7 @@ PURGE_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         PURGING, "an ordered message that a failed cycle has acquired is skipped after a purge", _LINES,
         "order stuck not-drained",
-        ("                offset < tried\n", "                False\n"),
+        ("if offset < tried and", "if False and"),
         commit_failed=0.6,
         late_settings=0.5,
     ),

@@ -87,7 +87,7 @@ SHELL_MUTANTS = (
         REOPENING,
         "from_offset is always 0",
         _ACQUISITION,
-        "lost not-drained silent",
+        "lost not-drained silent purged",
         ("holder, offsets, from_offset, piece,", "holder, offsets, 0, piece,"),
     ),
     # --- changelog before acknowledgement -----------------------------------------------------------------------------

@@ -398,6 +398,13 @@ def test_purge_a_message_that_was_not_acquired_before_it_is_never_delivered() ->
     assert stats["handed_out"] > 5 * SEEDS
 
 
+def test_purge_a_lease_that_ends_while_its_acquire_is_late_is_not_acquired_again_without_a_question() -> None:
+    """The ACQUIRE of a message of an ordered queue came after the PURGE, and its lease had ended by then."""
+    result, _, _ = inspect(428, Plan(purges=1.0))
+
+    assert result.failed == ""
+
+
 def test_each_hard_case_has_a_test_here() -> None:
     tests = [name for name in globals() if name.startswith("test_")]
     cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]
