@@ -22,7 +22,6 @@ from marq.core.deliveries import dead_letter_records
 from marq.wire.dead_letter_notes import decode
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Headers, Source
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
@@ -31,6 +30,7 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
+    markers_partition,
 )
 from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError

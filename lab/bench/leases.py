@@ -15,8 +15,7 @@ from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Acquire, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import ATTEMPT_HEADER, Names
+from marq.wire.names import ATTEMPT_HEADER, Names, markers_partition
 from marq.wire.payload_columns import Columns
 
 HOLDER = 0xA11CE

@@ -42,8 +42,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names, synthetic_topic
+from marq.wire.names import Names, markers_partition, synthetic_topic
 
 #: Records, and KiB, that a producer buffers while it waits for the broker.
 _WAITING, _WAITING_KIB = 200_000, 128 * 1024

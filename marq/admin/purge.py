@@ -42,8 +42,7 @@ from marq.settings.definitions import Definitions, purge_key
 from marq.settings.skipped_records import SkippedRecords, read_offsets, written_offsets
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.markers import MAX_TIME_MS, Purge, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import WITHOUT_RECORDS, check_queue_name
+from marq.wire.names import WITHOUT_RECORDS, check_queue_name, markers_partition
 
 #: How long until all consumers know of the end offsets.
 KNOWN_S = 2.5

@@ -31,9 +31,8 @@ from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, is_exhausted
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import IN_ORDER, LeaseRow, State
-from marq.kafka.header_columns import OneHeader
 from marq.kafka.queue_records import Serving
-from marq.kafka.records import Records, Row
+from marq.kafka.records import OneHeader, Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import BLOCK

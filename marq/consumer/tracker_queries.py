@@ -17,7 +17,7 @@ from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Kind, Resume, Resumed, Source, offset_runs
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import markers_partition
 
 log = logging.getLogger("marq")
 

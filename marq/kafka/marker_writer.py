@@ -30,7 +30,7 @@ from marq.wire.markers import (
     Reschedule,
     spans,
 )
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import markers_partition
 
 #: Maximum number of bytes that Kafka's framing adds to a batch of one record.
 FRAME_BYTES = 512

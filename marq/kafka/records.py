@@ -10,14 +10,107 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
+from struct import Struct
 from typing import NamedTuple, overload
 
-from marq.kafka import header_columns
-from marq.kafka.header_columns import OneHeader, column_of
 from marq.wire.markers import Headers, Record
+from marq.wire.names import MAX_HEADER_NAME_BYTES, MAX_HEADERS, RESERVED_HEADER
+from marq.wire.payload_columns import encode_headers
 from marq.wire.record_headers import are_copied, without_copied
 
 _name_of = itemgetter(0)
+_pack_length = Struct(">i").pack
+
+
+class OneHeader(Sequence[Headers]):
+    """Headers of records that all have one header, of the same name, with a value."""
+
+    __slots__ = ("name", "values")
+
+    def __init__(self, name: str, values: Sequence[bytes]) -> None:
+        self.name = name
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> Headers: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> OneHeader: ...
+
+    def __getitem__(self, index: int | slice) -> Headers | OneHeader:
+        if isinstance(index, slice):
+            return OneHeader(self.name, self.values[index])
+        return ((self.name, self.values[index]),)
+
+    def __iter__(self) -> Iterator[Headers]:
+        name = self.name
+        return (((name, value),) for value in self.values)
+
+
+def column_of(rows: Sequence[Headers]) -> Sequence[Headers] | None:
+    """Return the headers of some records as a column; None if no record has any."""
+    if not any(rows):
+        return None
+    try:
+        pairs = [pair for [pair] in rows]
+    except ValueError:
+        # A record has no header, or several. The garbage collector skips tuples of text and bytes.
+        return [tuple(row) for row in rows]
+    name = pairs[0][0]
+    values = [value for other, value in pairs if other == name and value is not None]
+    return OneHeader(name, values) if len(values) == len(rows) else [tuple(row) for row in rows]
+
+
+def joined_columns(parts: Sequence[Sequence[Headers] | None], lengths: Sequence[int]) -> Sequence[Headers] | None:
+    """Return the column of the records of all parts, which have these lengths."""
+    if not any(parts):
+        return None
+    alike = [part for part in parts if isinstance(part, OneHeader)]
+    if len(alike) == len(parts) and len({part.name for part in alike}) == 1:
+        return OneHeader(alike[0].name, list(chain.from_iterable([part.values for part in alike])))
+    return [row for part, length in zip(parts, lengths, strict=True) for row in part or [()] * length]
+
+
+def column_at(column: Sequence[Headers] | None, indexes: Sequence[int]) -> Sequence[Headers] | None:
+    """Return the column of the records at these indexes."""
+    if column is None or not indexes:
+        return None
+    if isinstance(column, OneHeader):
+        return OneHeader(column.name, tuple([column.values[index] for index in indexes]))
+    rows = [column[index] for index in indexes]
+    return rows if any(rows) else None
+
+
+def fitting_column(column: Sequence[Headers], names: Iterable[str]) -> Sequence[Headers]:
+    """Return a column without the headers that do not fit into markers, or the same column if all fit.
+
+    ``names`` are the names of all its headers.
+    """
+    long = {name for name in names if len(name.encode()) > MAX_HEADER_NAME_BYTES}
+    if not long and (isinstance(column, OneHeader) or max(map(len, column)) <= MAX_HEADERS):
+        return column
+    return [_first([header for header in row if header[0] not in long]) for row in column]
+
+
+def _first(headers: Headers) -> Headers:
+    """Return the first headers if there are too many, and Marq's own, which a redelivery has at the end."""
+    excess = len(headers) - MAX_HEADERS
+    if excess <= 0:
+        return headers
+    others = [index for index, (name, _) in enumerate(headers) if not name.startswith(RESERVED_HEADER)]
+    dropped = set(others[-excess:])
+    return [header for index, header in enumerate(headers) if index not in dropped][-MAX_HEADERS:]
+
+
+def encoded_column(column: Sequence[Headers]) -> list[bytes]:
+    """Return the headers of each record as bytes."""
+    if not isinstance(column, OneHeader) or not column:
+        return [encode_headers(headers) for headers in column]
+    head = encode_headers(((column.name, b""),))[: -len(_pack_length(0))]
+    return [head + _pack_length(len(value)) + value for value in column.values]
 
 
 class Row(NamedTuple):
@@ -66,7 +159,7 @@ class Records(Sequence[Row]):
     def encoded_headers(self) -> Sequence[bytes] | None:
         """The headers of each record as bytes; None if no record has any."""
         if self._encoded_headers is None and self.headers is not None:
-            self._encoded_headers = header_columns.encoded(self.headers)
+            self._encoded_headers = encoded_column(self.headers)
         return self._encoded_headers
 
     @classmethod
@@ -92,7 +185,7 @@ class Records(Sequence[Row]):
             list(chain.from_iterable([part.timestamps for part in parts])),
             list(chain.from_iterable([part.keys for part in parts])),
             list(chain.from_iterable([part.values for part in parts])),
-            header_columns.joined([part.headers for part in parts], [len(part) for part in parts]),
+            joined_columns([part.headers for part in parts], [len(part) for part in parts]),
         )
 
     def __len__(self) -> int:
@@ -131,7 +224,7 @@ class Records(Sequence[Row]):
             tuple([self.timestamps[index] for index in indexes]),
             tuple([self.keys[index] for index in indexes]),
             tuple([self.values[index] for index in indexes]),
-            header_columns.at(self.headers, indexes),
+            column_at(self.headers, indexes),
         )
 
     def without_values(self) -> Records:
@@ -142,7 +235,7 @@ class Records(Sequence[Row]):
         """Return the same records without headers that do not fit into markers; itself if all fit."""
         if self.headers is None:
             return self
-        headers = header_columns.fitting(self.headers, self._header_names(self.headers))
+        headers = fitting_column(self.headers, self._header_names(self.headers))
         if headers is self.headers:
             return self
         return Records(self.offsets, self.timestamps, self.keys, self.values, headers if any(headers) else None)
@@ -151,7 +244,7 @@ class Records(Sequence[Row]):
         """Return the same records without Marq's headers that came with copies; itself if there are none."""
         if self.headers is None or not are_copied(self._header_names(self.headers), own_topic=own_topic):
             return self
-        headers = header_columns.column_of([without_copied(row, own_topic=own_topic) for row in self.headers])
+        headers = column_of([without_copied(row, own_topic=own_topic) for row in self.headers])
         return Records(self.offsets, self.timestamps, self.keys, self.values, headers)
 
     def with_keys(self, keys: Sequence[bytes | None]) -> Records:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from marq.leases.tracebacks import traceback_text
+from marq.leases.failure_log import traceback_text
 from marq.settings.breaker_thresholds import Breaker
 from marq.wire.errors import ConfigError
 from marq.wire.record_headers import uncounted

@@ -1,4 +1,4 @@
-"""Lines in the log about messages that failed or were rejected: the error, and what happens to the message next.
+"""Lines in the log about messages that failed or were rejected: the error, its traceback, and what happens next.
 
 When a service is down, thousands of messages fail each second. Formatting a traceback for each would take longer than
 handling them, so lines and tracebacks have limits; what exceeds them has level DEBUG.
@@ -7,12 +7,13 @@ handling them, so lines and tracebacks have limits; what exceeds them has level 
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Sequence
 from math import inf
+from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
 from marq.kafka.outage_log import SUMMARY_S
-from marq.leases.tracebacks import of_handler
 from marq.wire.errors import error_text
 
 if TYPE_CHECKING:
@@ -24,6 +25,34 @@ log = logging.getLogger("marq")
 MAX_LINES, PERIOD_S = 100, 10.0
 #: Characters of an error in a line, and kinds of errors whose last traceback is remembered.
 _MAX_CHARACTERS, _MAX_KINDS = 200, 1_000
+#: Frames and chained exceptions beyond these are not formatted: a traceback is cut to a few kilobytes anyway.
+_MAX_FRAMES, _MAX_TRACEBACK = 30, 16_384
+#: Modules that call a handler; their frames say nothing about its error.
+_CALLERS = ("marq", "concurrent", "asyncio", "contextlib")
+
+
+def traceback_text(error: BaseException) -> str:
+    """Return the traceback of an exception without the frames that called the handler; empty if it has none."""
+    if error.__traceback__ is None:
+        return ""
+    try:
+        formatted = traceback.TracebackException(
+            type(error), error, of_handler(error.__traceback__), limit=-_MAX_FRAMES, compact=True
+        )
+        return "".join(formatted.format()).rstrip()[-_MAX_TRACEBACK:]
+    except Exception:
+        # User code runs in it: the exception's __str__ and __notes__.
+        return ""
+
+
+def of_handler(raised: TracebackType) -> TracebackType:
+    """Return the part of a traceback that begins in the handler, or all of it if no frame is the handler's."""
+    frame: TracebackType | None = raised
+    while frame is not None:
+        if str(frame.tb_frame.f_globals.get("__name__")).partition(".")[0] not in _CALLERS:
+            return frame
+        frame = frame.tb_next
+    return raised
 
 
 class Consequence(NamedTuple):

@@ -16,16 +16,16 @@ so writing it twice does no harm.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
-from typing import Any
+from typing import Any, Protocol
 
 from marq.core.deliveries.schedule_planner import Planner
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction, fitting, too_large
+from marq.core.storage import rows
 from marq.core.tracker import Tracker
-from marq.owner.payloads import Table, find_payloads, find_payloads_in_turn
-from marq.owner.pending_limits import PendingLimits
 from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
@@ -40,6 +40,87 @@ MAX_COPIES_BYTES = 4 << 20
 #: Time after which an owner that has not read its own TICK reads again.
 TICK_READ_MS = 5_000
 _ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
+#: How many payloads are looked up together: at first (all of them may be large), and at most.
+FIRST_LOOKED_UP, LOOKED_UP = 4, 250
+#: Limits for folded but unwritten rows and marker bytes, shared evenly by the owners of a process. A pending row and
+#: its marker take up to a kilobyte, and twice that while they are being written.
+MAX_PENDING_ROWS = 50_000
+MAX_PENDING_BYTES = 64 << 20
+#: Maximum divisor of the limits, so that an owner soon becomes as fast as before an outage.
+MAX_DIVISOR = 256
+#: Number of transactions in a row that must end in time before the limits are doubled.
+COMMITS_TO_DOUBLE = 10
+
+
+class PendingLimits:
+    """How much an owner folds before it writes rows; ``sharers`` returns the number of owners in the process.
+
+    All pending rows are written in one transaction, whose time is limited. On a slow broker, a full transaction would
+    be aborted, folded and written again, endlessly. So a transaction that takes too long halves the limits. They are
+    doubled only after several transactions in time, because a failed attempt costs the time limit and a recovery of the
+    table.
+    """
+
+    def __init__(self, sharers: Callable[[], int]) -> None:
+        self._sharers = sharers
+        self._divisor = 1
+        self._commits = 0
+
+    def timed_out(self) -> None:
+        self._divisor, self._commits = min(2 * self._divisor, MAX_DIVISOR), 0
+
+    def committed(self) -> None:
+        self._commits += 1
+        if self._commits == COMMITS_TO_DOUBLE:
+            self._divisor, self._commits = max(1, self._divisor // 2), 0
+
+    def are_reached(self, book: LeaseBook, pending_bytes: int) -> bool:
+        """Return whether rows must be written before more markers are folded."""
+        shares = max(1, self._sharers()) * self._divisor
+        return pending_bytes > MAX_PENDING_BYTES // shares or book.pending_rows > MAX_PENDING_ROWS // shares
+
+
+class Table(Protocol):
+    """The rows of one markers partition on the owner's disk."""
+
+    def get(self, keys: list[bytes]) -> list[bytes | None]:
+        """Return the rows of these keys, None for each missing row."""
+
+    def write(self, changes: Mapping[bytes, bytes | None], position: int) -> None:
+        """Write rows that the changelog has up to ``position``; after an exception they are written again."""
+
+
+def find_payloads(
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
+) -> list[Payload | None]:
+    """Return the payloads of messages, None for each that is not open; the table is asked once for all of them."""
+    payloads = [book.fresh_payload(*message) for message in messages]
+    stored: dict[int, bytes] = {}
+    for index, payload in enumerate(payloads):
+        if payload is None:
+            key = rows.row_key(*messages[index])
+            if row := pending.get(key):
+                payloads[index] = rows.decode_payload(row)
+            else:
+                stored[index] = key
+    if stored:
+        for index, encoded in zip(stored, table.get(list(stored.values())), strict=True):
+            payloads[index] = None if encoded is None else rows.decode_payload(encoded)
+    return payloads
+
+
+def find_payloads_in_turn(
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
+) -> Iterator[Payload | None]:
+    """Yield the payloads of messages, each None if it is not open.
+
+    Look up few of them at first, then twice as many each time: a caller that stops because they are large leaves few
+    that were looked up in vain.
+    """
+    start, count = 0, FIRST_LOOKED_UP
+    while start < len(messages):
+        yield from find_payloads(book, pending, table, messages[start : start + count])
+        start, count = start + count, min(2 * count, LOOKED_UP)
 
 
 class PositionLost(Exception):

@@ -24,8 +24,7 @@ from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, CorruptMarker, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import ANY_QUEUE, Answer, Cancel, Fact, Kind, RequestOutcome, Reschedule, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 
 #: How long to wait for an answer before a request is repeated, and before later requests no longer wait for it.
 AGAIN_S = 2.0

@@ -27,8 +27,7 @@ from marq.producer.batches import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
-from marq.wire.markers_partitions import deduplicating_partition, source_partition
-from marq.wire.names import synthetic_topic
+from marq.wire.names import deduplicating_partition, source_partition, synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import sequence
 

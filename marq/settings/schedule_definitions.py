@@ -17,14 +17,15 @@ from typing import Any
 from marq.settings.queue import Check, check_table, named, switch
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
-from marq.wire.markers_partitions import markers_partition, source_partition
 from marq.wire.names import (
     MAX_HEADER_NAME_BYTES,
     RESERVED_HEADER,
     TYPE_HEADER,
     check_queue_name,
     check_type_name,
+    markers_partition,
     schedule_topic,
+    source_partition,
     utf8,
 )
 

@@ -19,7 +19,6 @@ from operator import ge
 from struct import Struct, error, pack
 from typing import Any, Protocol
 
-from marq.wire.byte_reader import ByteReader
 from marq.wire.error_texts import cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
@@ -48,7 +47,7 @@ from marq.wire.markers import (
     Tick,
 )
 from marq.wire.names import MAX_QUEUE_NAME_BYTES
-from marq.wire.payload_columns import ReadPayloads, read_payloads, write_payloads
+from marq.wire.payload_columns import ByteReader, ReadPayloads, read_payloads, write_payloads
 
 VERSION = 1
 #: Versions that a newer Marq may write. From 32 on the byte is a printable character, and a text such as "amqp://host"

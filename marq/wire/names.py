@@ -1,11 +1,13 @@
-"""Names of topics, groups and headers: the only place where they are spelled, and the rules for queue names."""
+"""Names of topics, groups and headers, which are spelled only here; rules for queue names; partitions of markers."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from hashlib import sha256
 from urllib.parse import quote
+from zlib import crc32
 
 from marq.wire.errors import ConfigError
 
@@ -75,6 +77,28 @@ _MAX_TOPIC_NAME = 249
 
 #: The rule for a prefix, for errors that name its source.
 PREFIX_RULE = "expected 1 to 100 of the characters a-z A-Z 0-9 . _ -, because it begins the names of topics"
+
+
+def markers_partition(topic: str, partition: int, count: int) -> int:
+    """Return the markers partition of all messages of a source partition: (crc32(topic) + partition) mod count.
+
+    All incarnations of a topic share it, so that its tracker sees when the topic is created again.
+    """
+    return (crc32(log_name(topic).encode()) + partition) % count
+
+
+def source_partition(topic: str, wanted: int, count: int) -> int:
+    """Return the first partition of a source whose messages are in the ``wanted`` markers partition."""
+    return (wanted - crc32(topic.encode())) % count
+
+
+def deduplicating_partition(queue: str, place: bytes, count: int) -> int:
+    """Return the markers partition whose tracker checks deduplication ids.
+
+    ``place`` is the ordering key of the message, or without one its id. One tracker must check all messages
+    with the same id, and all with the same key, in their order.
+    """
+    return int.from_bytes(sha256(queue.encode() + b"\0" + place).digest()[:8]) % count
 
 
 def check_prefix(prefix: str, name: str = "prefix") -> str:

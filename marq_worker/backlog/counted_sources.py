@@ -23,8 +23,7 @@ from marq.kafka.log_reader import log_ranges
 from marq.kafka.records import Records
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 from marq_worker.backlog.waiting_messages import MAX_QUEUES, WaitingRecords
 from marq_worker.owner.tracker_owners import TrackerOwners
 

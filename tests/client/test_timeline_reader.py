@@ -14,7 +14,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Release, Renew, Source
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import markers_partition
 from marq_worker.web.dashboard import timeline_reader
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.redaction import Redaction

@@ -37,8 +37,7 @@ from marq.testing.views import dead_letter
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 from tests.worker.harness import Namespace, Worker, delete_topic, eventually, make_topic
 
 QUEUES = Path(__file__).with_name("queues.toml")

@@ -23,8 +23,7 @@ from marq.client.message_token import encode as encode_token
 from marq.core.storage import rows
 from marq.wire import dead_letter_notes, marker_codec, markers, payload_columns
 from marq.wire.errors import CorruptMarker, UnknownVersion
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import RESERVED_HEADER, Names
+from marq.wire.names import RESERVED_HEADER, Names, markers_partition
 from marq.wire.record_headers import origin
 from tests.docs import protocol_client
 from tests.docs.pages import ROOT

@@ -31,8 +31,13 @@ from marq.wire.markers import (
     Reschedule,
     Source,
 )
-from marq.wire.markers_partitions import deduplicating_partition, source_partition
-from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, synthetic_topic
+from marq.wire.names import (
+    DEDUPLICATION_ID_HEADER,
+    ORDERING_KEY_HEADER,
+    deduplicating_partition,
+    source_partition,
+    synthetic_topic,
+)
 from tests.simulation.actor import Actor
 from tests.simulation.sending import NEWER_VERSION, PATIENCE_MS, Sent
 

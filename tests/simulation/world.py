@@ -28,8 +28,7 @@ from marq.owner import engine
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Batch, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 from tests.simulation import ending, swarm
 from tests.simulation.actor import Actor
 from tests.simulation.chance import Chance

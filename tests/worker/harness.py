@@ -27,8 +27,7 @@ from marq.wire import record_headers
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Ack, Acquire, Batch, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names
+from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 from marq_worker.broker import ports
 
 ROOT = Path(__file__).resolve().parents[2]

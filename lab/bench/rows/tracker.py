@@ -22,8 +22,7 @@ from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 from marq.wire.payload_columns import Columns
 
 #: Keeps a stopped worker in its group.

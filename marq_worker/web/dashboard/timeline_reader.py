@@ -16,7 +16,7 @@ from marq.kafka.records import Records, Row
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import markers_partition
 from marq.wire.record_headers import has_invalid_deliver_at, ordering_key, origin, record_id
 from marq_worker.web.dashboard.timeline import Timeline
 from marq_worker.web.message_listing import SHOWN_BYTES, moment

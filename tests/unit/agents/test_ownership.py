@@ -80,7 +80,7 @@ async def test_an_owner_writes_before_it_reads_more_than_its_share_of_rows(
     monkeypatch: pytest.MonkeyPatch, owned: int, batches: int
 ) -> None:
     """Else a worker's memory would grow with what its partitions find waiting for them."""
-    monkeypatch.setattr("marq.owner.pending_limits.MAX_PENDING_ROWS", 50)
+    monkeypatch.setattr("marq.owner.engine.MAX_PENDING_ROWS", 50)
     owner = Ownership(0, surroundings(owned=lambda: owned), state="owner")
     owner.engine.begin(0, 0, 0)
     written: list[int] = []

@@ -18,7 +18,7 @@ from marq.producer.delays import Delays
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Delay
-from marq.wire.markers_partitions import deduplicating_partition
+from marq.wire.names import deduplicating_partition
 from marq.wire.record_headers import sequence
 
 LIMIT_S = 5.0

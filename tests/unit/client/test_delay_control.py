@@ -27,8 +27,7 @@ from marq.wire.markers import (
     Reschedule,
     Source,
 )
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import Names
+from marq.wire.names import Names, markers_partition
 
 PLACE = Source("orders", 3)
 #: Time limit for anything that a test is not about.

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import marq
-from marq.leases.failure_log import MAX_LINES, PERIOD_S
+from marq.leases.failure_log import MAX_LINES, PERIOD_S, traceback_text
 from marq.leases.message import Message
-from marq.leases.tracebacks import traceback_text
 from marq.settings.queue import check_document, queue_settings
 from marq.wire.error_texts import error_of, traceback_of
 from tests.unit.client.fakes import P0, FakeRecord, Rig

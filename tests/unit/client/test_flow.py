@@ -14,7 +14,7 @@ from marq.kafka.records import Records
 from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, Release, Source
-from marq.wire.markers_partitions import markers_partition
+from marq.wire.names import markers_partition
 from tests.unit.client.fakes import FakeRecord, Rig, spin
 
 P0, P1 = Source("t", 0), Source("t", 1)

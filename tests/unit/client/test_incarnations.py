@@ -15,8 +15,7 @@ from marq.kafka.queue_positions import MAX_METADATA_BYTES, Positions, topic_id_o
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records, Row
 from marq.wire.markers import Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import check_topic_name, incarnation, incarnation_id, log_name
+from marq.wire.names import check_topic_name, incarnation, incarnation_id, log_name, markers_partition
 
 MESSAGES, ORDERS = Source("messages", 0), Source("orders", 0)
 FORMER, NOW = "aaaaaaaaaaaa", "bbbbbbbbbbbb"

@@ -10,8 +10,13 @@ import pytest
 from marq.core.storage import deduplication, rows
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Delay, Payload, Source, Tick
-from marq.wire.markers_partitions import deduplicating_partition, markers_partition, source_partition
-from marq.wire.names import schedule_topic, synthetic_topic
+from marq.wire.names import (
+    deduplicating_partition,
+    markers_partition,
+    schedule_topic,
+    source_partition,
+    synthetic_topic,
+)
 from tests.unit.core.batches import DRAWN, LETTERS, QUEUE, cancel, payload
 from tests.unit.core.test_lease_book import T0, Log
 

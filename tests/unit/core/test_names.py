@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.wire.errors import ConfigError
-from marq.wire.markers_partitions import markers_partition
 from marq.wire.names import (
     MAX_QUEUE_NAME_BYTES,
     Names,
     check_group_name,
     check_queue_name,
     check_topic_name,
+    markers_partition,
     schedule_topic,
     synthetic_topic,
 )

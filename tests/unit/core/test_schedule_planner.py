@@ -16,8 +16,7 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Payload, Reschedule, Source
-from marq.wire.markers_partitions import markers_partition
-from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, is_synthetic
+from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, is_synthetic, markers_partition
 
 T0_S = 1_700_000_000
 PARTITIONS = 4

@@ -13,9 +13,8 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
-from marq.owner import pending_limits
-from marq.owner.engine import OwnerEngine, PositionLost, Step
-from marq.owner.payloads import find_payloads
+from marq.owner import engine as module
+from marq.owner.engine import OwnerEngine, PositionLost, Step, find_payloads
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
@@ -278,7 +277,7 @@ def test_an_owner_whose_transactions_take_too_long_writes_smaller_ones(
     life: Life, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After each one that is aborted it begins again from the table, and would write as much again, endlessly."""
-    monkeypatch.setattr(pending_limits, "MAX_PENDING_BYTES", 64_000)
+    monkeypatch.setattr(module, "MAX_PENDING_BYTES", 64_000)
     size = len(encode(acquire(1, b"x" * 1_000)))
     life.log = [
         SimpleNamespace(offset=offset, timestamp=1_000_000, value=encode(acquire_at(offset, b"x" * 1_000)))
@@ -303,17 +302,17 @@ def test_an_owner_whose_transactions_take_too_long_writes_smaller_ones(
             break
 
     assert life.acknowledged == len(life.log) - 1
-    assert failed <= len(committed) // pending_limits.COMMITS_TO_DOUBLE + 2
+    assert failed <= len(committed) // module.COMMITS_TO_DOUBLE + 2
 
 
 def test_limits_of_pending_rows_return_to_normal_after_an_outage(life: Life) -> None:
-    limits = pending_limits.PendingLimits(lambda: 1)
-    book, half = life.engine.tracker.book, pending_limits.MAX_PENDING_BYTES // 2
+    limits = module.PendingLimits(lambda: 1)
+    book, half = life.engine.tracker.book, module.MAX_PENDING_BYTES // 2
     for _ in range(100):
         limits.timed_out()
     assert limits.are_reached(book, half)
 
-    for _ in range(8 * pending_limits.COMMITS_TO_DOUBLE):
+    for _ in range(8 * module.COMMITS_TO_DOUBLE):
         limits.committed()
 
     assert not limits.are_reached(book, half)
