@@ -36,7 +36,10 @@ def differences_of_message(cut: Cut, held_back: Column) -> tuple[list[Column], l
         "a dead letter without a fact": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
         "overdue and not sent": (F.col("overdue"), F.lit(False)),
         "the first record is missing": (
-            ~F.col("known") & ~earlier & (F.size("own_differences") + F.size("own_pending") == 0),
+            ~F.col("known")
+            & ~F.col("requests_only")
+            & ~earlier
+            & (F.size("own_differences") + F.size("own_pending") == 0),
             held_back,
         ),
     }

@@ -258,6 +258,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
             | root & F.col("compacted") & F.col("acquired").isNotNull()
         ).alias("known"),
         root.alias("root"),
+        _requests_only().alias("requests_only"),
         (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
         F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
         F.coalesce("record.first_sent_at", "record.at", "acquired.record_at", "delayed.record_at").alias("sent_at"),
@@ -324,6 +325,16 @@ def _skipped() -> Column:
     """Return whether it is a record without a message of its queue."""
     untouched = F.coalesce("open_pos", "acked.pos", "fact.pos").isNull() & F.col("death").isNull()
     return untouched & F.col("record").isNotNull() & skipped(passed_over(), within())
+
+
+def _requests_only() -> Column:
+    """Return whether only a RESCHEDULE or CANCEL names it.
+
+    Clients may name any place, such as that of a redelivery whose transaction was aborted after a consumer read it.
+    """
+    events = ("record.at", "death.at", *[f"{name}.at" for name in ("acked", "fact", "acquired", "delayed")])
+    by_holder = [f"{name}.holder" for name in ("renewed", "renewed_exactly", "spent", "released", "rejected")]
+    return F.coalesce(*events).isNull() & F.coalesce(*by_holder).isNull()
 
 
 def _rightly_named(name: str) -> Column:

@@ -29,7 +29,8 @@ def overtakes(parts: DataFrame) -> DataFrame:
     ended = F.least("ended", *_requested_ends())
     by_tracker = (ended == fact["pos"]) & fact["cause"].isin("EXPIRED", "RELEASED")
     moved = fact["kind"].isin("REDELIVERED", "DELIVERED") | by_tracker
-    rows = parts.where(line.isNotNull()).select(
+    # A message with a due time is never delivered from this place: it is too large for a marker, or delayed.
+    rows = parts.where(line.isNotNull() & F.col("acquired.due_at").isNull()).select(
         *KEY,
         "queue",
         line.alias("line"),

@@ -52,6 +52,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
         F.max("delivery.ended_at").alias("last_end"),
         # Only the first record of a message that came from another queue is elsewhere.
         (F.max("known") | (F.max("delivery.redriven") & ~F.max("root"))).alias("known"),
+        F.min("requests_only").alias("requests_only"),
         *[F.max(name).alias(name) for name in ("acked", "last_at", "seen_at", "overdue", "before_first")],
         *[F.sum(name).alias(name) for name in _COUNTS],
         *has.values(),

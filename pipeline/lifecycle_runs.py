@@ -67,7 +67,7 @@ _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
 #: What columns are computed from. Raise the number if the computation of parts or columns changes, but not their names.
-_BASIS = {"parts": PARTS.jsonValue(), "rules": 2}
+_BASIS = {"parts": PARTS.jsonValue(), "rules": 3}
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import MESSAGES_TOPIC, Log
+from tests.pipeline.stories import MESSAGES_TOPIC, Log, at
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
@@ -109,6 +109,21 @@ def test_a_message_whose_record_was_gone_may_also_end_after_later_ones(directory
     log.say("ACK", 1, 3)
     log.letter(0, 0, gone, 32)
     log.say("DEAD_LETTERED", 0, 33, attempt=1, cause="EXPIRED", **FACT)
+
+    assert told(directory, log) == {}
+
+
+def test_a_message_that_was_acquired_with_a_due_time_is_outside_its_line(directory: Directory) -> None:
+    log = Lines()
+    for offset in range(3):
+        log.record(offset, 1)
+    # Too large for a marker; a later time, which is still to come.
+    log.acquired(0, 1, due_at=at(2))
+    log.acquired(1, 1, due_at=at(5_000))
+    log.acquired(2, 1)
+    log.say("ACK", 2, 3)
+    log.letter(0, 0, f"{MESSAGES_TOPIC}/0/0", 8.5)
+    log.say("DEAD_LETTERED", 0, 9, attempt=1, cause="TOO_LARGE", **FACT)
 
     assert told(directory, log) == {}
 

@@ -13,7 +13,7 @@ from pipeline.jobs.audit import verdict
 from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, told
+from tests.pipeline.stories import DRAWN, LEASE_MS, MESSAGES_TOPIC, Log, at, told
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -78,3 +78,20 @@ def test_what_consumers_read_behind_an_open_transaction_is_no_difference(spark: 
     assert (before.id, before.differences) == (id_, [])
     assert before.pending == [f"acquired, but the record does not exist: {id_}"]
     assert (after.id, after.state, after.known, after.differences, after.pending) == (id_, "acked", True, [], [])
+
+
+@pytest.mark.verify
+def test_requests_alone_do_not_show_that_a_message_was_lost(spark: SparkSession, tmp_path: Path) -> None:
+    log = Log()
+    # An aborted redelivery, whose place a consumer had read, and one whose ACQUIRE is lost.
+    log.say("RESCHEDULE", 7, 2, due_at=at(20))
+    log.say("CANCEL", 7, 3)
+    log.say("RENEW", 8, 3, lease_ms=LEASE_MS)
+    log.say("TICK", None, 2_000, None, queue=None)
+    directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
+    directory.bring(log.tables())
+
+    Run(spark, directory.lake).take()
+
+    differences = {row.id: row.differences for row in directory.lake.read(TABLE).collect()}
+    assert differences == {f"{MESSAGES_TOPIC}/0/7": [], f"{MESSAGES_TOPIC}/0/8": ["the first record is missing"]}
