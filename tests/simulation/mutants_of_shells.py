@@ -203,7 +203,7 @@ SHELL_MUTANTS = (
         LEASE_LOST,
         "a lease is counted from the delivery of its messages",
         _RECEIVER,
-        "lease-not-noticed",
+        "lease-not-noticed purged",
         ("records, sent_s, taken.lease_ms / 1000", "records, self._now_s(), taken.lease_ms / 1000"),
         acquire_slow=0.5,
         renew_slow=0.4,
