@@ -52,6 +52,7 @@ async def working(make_rig, handler, **changes):
 async def lose(rig: Rig, after_s: float = 30) -> None:
     """Let the leases run out."""
     rig.clock.now_s += after_s
+    rig.receiver.writer.lose_expired()
     await rig.receiver.writer.renew()
 
 
