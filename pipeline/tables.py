@@ -2,7 +2,8 @@
 
 ``markers`` has one row for each marker: a batch of a thousand ACKs is a thousand rows. ``log_partition``,
 ``log_offset`` and ``index`` are its position in the markers topic; ``topic``, ``partition`` and ``offset`` name the
-record that it is about. The partition of a synthetic source may be any 32-bit number. A row of ``messages`` is a
+record that it is about. In a queue's own topic, ``topic`` is that of an incarnation (``NAME@ID``, see
+:mod:`pipeline.incarnations`). The partition of a synthetic source may be any 32-bit number. A row of ``messages`` is a
 record of the messages topic, or of a topic that queues name; there ``queue`` is null, because the record is a
 message of each of them (:mod:`pipeline.subscriptions`). ``id`` is the id of the message that the record redelivers, and
 null in a first delivery, whose id is its own place. ``line`` is a number made from the ordering key, in ACQUIREs of a

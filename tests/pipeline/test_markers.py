@@ -72,7 +72,7 @@ def expected(batch: Batch, log_offset: int = 0) -> list[Row]:
     common = {**nothing, **place, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):
         return [{**common, "index": 0, "kind": "TICK"}]
-    common |= {"queue": batch.queue, "topic": batch.source.log.topic, "partition": batch.source.partition}
+    common |= {"queue": batch.queue, "topic": batch.source.topic, "partition": batch.source.partition}
     return [
         {**common, "index": index, "offset": offset, **_said(batch, index)}
         for index, offset in enumerate(batch.offsets)
@@ -86,7 +86,7 @@ def _said(batch: Any, index: int) -> Row:
         payload = batch.payloads[index]
         ids = [value for name, value in payload.headers if name == "marq-id" and value is not None]
         said |= {
-            "record_at": at(payload.timestamp_ms),
+            "record_at": None if payload.timestamp_ms > LAST_MS else at(payload.timestamp_ms),
             "attempt": min(payload.attempt, MOST_ATTEMPTS),
             "size": None if payload.value is None else len(payload.value),
             "from_offset": batch.from_offset,
@@ -203,7 +203,7 @@ LAST = EPOCH + timedelta(milliseconds=LAST_MS)
         (Release("q", 1, SOURCE, OFFSETS, [2**63 - 1], True, [""]), {"delay_ms": LAST_MS}),
         (
             Acquire("q", 1, SOURCE, OFFSETS, 2**32 - 1, 0, [Payload(2**63 - 1, 2**31, None, (), None)], [2**63 - 1]),
-            {"due_at": LAST, "record_at": LAST, "attempt": 2**31 - 1, "lease_ms": 2**32 - 1},
+            {"due_at": LAST, "record_at": None, "attempt": 2**31 - 1, "lease_ms": 2**32 - 1},
         ),
         (Acquire("q", 1, SOURCE, OFFSETS, 0, 0, [Payload(-(2**63), 1, None, (), None)]), {"record_at": None}),
         (Ack("q", 1, SOURCE, (2**63 - 3,)), {"offset": 2**63 - 3}),

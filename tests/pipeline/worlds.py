@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from marq.wire.names import Names
+from marq.wire.names import Names, log_name
 from pipeline import records
 from pipeline.markers import _decode_all
 from pipeline.subscriptions import Subscription
@@ -128,7 +128,8 @@ def _markers(log: Partition, number: int, seed: int) -> Iterable[Row]:
 def _moved_row(row: Row, seed: int) -> Row:
     if row["topic"] is None:
         return row
-    moved = {"topic": _topic(row["topic"], seed), "partition": row["partition"] + SPREAD * seed}
+    # No topic is recreated, so that its name tells it.
+    moved = {"topic": _topic(log_name(row["topic"]), seed), "partition": row["partition"] + SPREAD * seed}
     if row["queue"]:
         moved["queue"] = f"{row['queue']} {seed}"
     if row["id"] is not None:
