@@ -73,7 +73,7 @@ def _show(result: dict[str, Any]) -> None:
     for message in result["wrong"][:MAX_LISTED]:
         print("; ".join([f"WRONG {message['id']} of {message['queue']}: {message['state']}", *message["why"]]))
     for place in result["corrupt_markers"][:MAX_LISTED]:
-        print(f"WRONG {place}: not a marker, so whatever it said is unknown; --from LATER leaves it out")
+        print(f"WRONG {place}: not a marker, so it is unknown what it said; --from LATER leaves it out")
     for topic, partition, begin, end in result["gaps"]:
         print(
             f"NOT AUDITED {topic}/{partition}: retention removed records {begin} to {end - 1} before ingest read them"

@@ -38,14 +38,14 @@ async def test_a_full_consumer_stays_in_its_group_past_max_poll_interval(produce
     # Leases are renewed after a third of their time: three times the interval, in which nothing may be fetched.
     renewals = 0
     receiver = consumer._running.receiver
-    renew = receiver.renewal.renew
+    renew = receiver.writer.renew
 
     async def counted() -> bool:
         nonlocal renewals
         renewals += 1
         return await renew()
 
-    receiver.renewal.renew = counted
+    receiver.writer.renew = counted
     await until(lambda: renewals)
 
     assert receiver.prefetch.in_flight == 2

@@ -78,14 +78,14 @@ def test_corrupt_markers_are_wrong_and_records_that_were_not_read_are_named(
 
     assert done.code == 1
     for line in (
-        "WRONG marq.markers/0/7: not a marker, so whatever it said is unknown; --from LATER leaves it out",
+        "WRONG marq.markers/0/7: not a marker, so it is unknown what it said; --from LATER leaves it out",
         "WRONG marq.markers/0/9: not a marker",
         f"NOT AUDITED {MESSAGES_TOPIC}/0: retention removed records 5 to 8 before ingest",
     ):
         assert line in done.out
     found = command(f"audit --json --data {tmp_path}").json
     assert (found["corrupt_markers"], found["untimed"]) == (["marq.markers/0/7", "marq.markers/0/9"], 1)
-    # Whoever has looked at them audits what came later.
+    # An operator who has looked at them audits what came later.
     later = command(f"audit --json --from 2026-01-05T00:00:10 --data {tmp_path}")
     assert (later.code, later.json["corrupt_markers"]) == (0, [])
 

@@ -367,7 +367,7 @@ async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(ma
     rig, pool = await working(make_rig, handler)
     (message,) = [each for each in pool._current if each is not None]
     # Its own RENEW came after the shared one.
-    message._batch.renewed_until(0, rig.clock() + 5)
+    message._batch.own_expiry_s = {0: rig.clock() + 5}
 
     rig.clock.now_s += 5
     rig.receiver.writer.lose_expired()
