@@ -81,7 +81,7 @@ async def test_a_restart_publishes_what_changed_in_the_file_and_keeps_changes_at
         again = await new_worker(like=worker).start().ready()
 
         assert "project shop removed definitions" in again.log()
-        assert "file:q" in again.log()
+        assert "queue q" in again.log()
         assert queues["q"] == effective()
         assert queues["other"] == effective(lease=10, max_attempts=2), "a change goes over the file"
         assert queues.definitions.names() == ["other"]
