@@ -77,7 +77,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         ORDERING,
         "a reader does not wait for the lease of another holder",
         _ORDERING,
-        "exclusion",
+        "exclusion attempts",
         (
             "(row.offset, None)) is not None:\n                self._ask_later(retry, message, now_s)\n",
             "(row.offset, None)) is not None:\n                retry.asks = False\n",
