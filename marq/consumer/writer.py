@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
-from marq.client.background import Time, failure_of, until_set
+from marq.client.background import Time, failure_of
 from marq.client.message_token import Token
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
@@ -120,6 +120,8 @@ class OutcomeWriter:
         self._not_written = RepeatedWarning("outcomes not written, retrying: batches=%d error=%s")
         # Leases: when to renew them, and when the first may end.
         self._renew_s = self._expiry_s = inf
+        self._alarm: asyncio.Task[None] | None = None
+        self._alarm_s = inf
         self._not_renewed = RepeatedWarning("leases not renewed: leases=%d error=%s")
         self._lost = LostLeases()
         self._writes: set[asyncio.Task[None]] = set()
@@ -142,7 +144,7 @@ class OutcomeWriter:
         if self.unwritten:
             await asyncio.wait([self._task], timeout=limit_s)
         written = not self.unwritten
-        tasks = [self._task, *self._writes]
+        tasks = [self._task, *self._writes, *([] if self._alarm is None else [self._alarm])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -248,9 +250,25 @@ class OutcomeWriter:
                 self._due = False
                 if self.held.has_outcomes:
                     self._write_outcomes()
-            if not self._wake.is_set():
-                left_s = max(min(due_s, self._expiry_s, renew_s) - self.now_s(), 0)
-                await until_set(self._wake, left_s, self._time.sleep)
+            self._wake_at(min(due_s, self._expiry_s, renew_s))
+            await self._wake.wait()
+
+    def _wake_at(self, due_s: float) -> None:
+        """Look again at this time at the latest; an earlier alarm stays, because a new one for each write costs CPU."""
+        if due_s < self._alarm_s:
+            former, self._alarm_s = self._alarm, due_s
+            self._alarm = asyncio.create_task(self._ring(due_s - self.now_s()), name="marq-alarm")
+            self._alarm.add_done_callback(self._rung)
+            if former is not None:
+                former.cancel()
+
+    async def _ring(self, left_s: float) -> None:
+        await self._time.sleep(max(left_s, 0))
+
+    def _rung(self, task: asyncio.Task[None]) -> None:
+        if task is self._alarm:
+            self._alarm_s = inf
+            self._ended(task)
 
     def _begin(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         task = asyncio.create_task(work, name=name)

@@ -12,7 +12,7 @@ from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, MarqError
 from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
 
-TASKS = ["marq-receiver", "marq-writer"]
+TASKS = ["marq-receiver", "marq-writer", "marq-alarm"]
 
 
 def task(name: str) -> asyncio.Task[object]:
