@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
-from marq.consumer.ordering import KeyQueues, Ordering, RereadRecords, Retry
+from marq.consumer.ordering import KeyQueues, Ordering, PendingRetry, RereadRecords
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
@@ -226,7 +226,9 @@ def _fitting(queue: str, source: Source, messages: Records) -> Records:
     return fitting
 
 
-def acquisitions_again(keys: KeyQueues, retries: Iterable[Retry], settings: ReceiverSettings) -> Iterator[Acquisition]:
+def acquisitions_again(
+    keys: KeyQueues, retries: Iterable[PendingRetry], settings: ReceiverSettings
+) -> Iterator[Acquisition]:
     """Return ACQUIREs for messages that keep their places."""
     ordered = sorted(retries, key=attrgetter("offset"))
     for last in (False, True):

@@ -62,10 +62,10 @@ LEASE_ENDED = "its lease ended"
 
 Key = tuple[str, Source]
 #: Messages to acquire again, by the queues that they are in.
-Again = Mapping["KeyQueues", Sequence["Retry"]]
+Again = Mapping["KeyQueues", Sequence["PendingRetry"]]
 
 
-class Run(NamedTuple):
+class DeliveryRun(NamedTuple):
     """Messages of one batch that are delivered together: their offsets and values."""
 
     batch: LeasedBatch
@@ -73,7 +73,7 @@ class Run(NamedTuple):
     values: Sequence[bytes | None]
 
 
-class Question(NamedTuple):
+class TrackerQuestion(NamedTuple):
     """Which of these messages are still open?"""
 
     keys: KeyQueues
@@ -92,9 +92,9 @@ class Beginning(NamedTuple):
 class Steps(NamedTuple):
     """What a receiver does now: deliver, resume, ask, acquire again, commit positions."""
 
-    deliver: Sequence[Run]
+    deliver: Sequence[DeliveryRun]
     resume: Sequence[Beginning]
-    ask: Sequence[Question]
+    ask: Sequence[TrackerQuestion]
     acquire: Again
     commit: bool
 
@@ -134,7 +134,7 @@ class RereadRecords(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class Retry:
+class PendingRetry:
     """An open message that is not leased here; its ``row`` serves to acquire it again.
 
     Nothing happens to it before ``due_s``, or while it is ``busy``: asked about, being acquired, or about to end.
@@ -147,11 +147,11 @@ class Retry:
     asks: bool = True
     #: Whether user code may have had it.
     seen: bool = True
-    #: Whether user code had it here, and its start may reach the log only after the tracker's answer.
+    #: True if user code had it here: its start may reach the log only after the tracker's answer.
     begun: bool = False
     #: The error of its last attempt, if it becomes a dead letter as soon as it is acquired.
     last: str | None = None
-    #: Whether a purge may have ended it since the question that has no answer yet.
+    #: True if a purge may have ended it since the tracker was last asked; that question is unanswered.
     outdated: bool = False
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
@@ -255,19 +255,18 @@ class Ordering:
         self.queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
         self._keys: dict[Key, KeyQueues] = {}
-        #: Sources that are being resumed, and how many of their queues have no answer yet.
+        #: Sources that are being resumed, and how many of their queues still wait for an answer.
         self._resuming: Counter[Source] = Counter()
-        #: Whether to stop delivering.
+        #: True once the receiver stops delivering.
         self.stopped = False
-        #: Whether positions have changed since they were last committed, and when to commit them.
-        self._moved = False
+        #: When to commit positions that have changed since they were last committed; infinite if none has.
         self._commit_s = inf
         # The next steps.
-        self._deliver: list[Run] = []
+        self._deliver: list[DeliveryRun] = []
         self._resume: list[Beginning] = []
-        self._ask: list[tuple[KeyQueues, Retry]] = []
-        self._again: list[tuple[KeyQueues, Retry]] = []
-        self._later: list[tuple[float, int, KeyQueues, Retry]] = []
+        self._ask: list[tuple[KeyQueues, PendingRetry]] = []
+        self._again: list[tuple[KeyQueues, PendingRetry]] = []
+        self._later: list[tuple[float, int, KeyQueues, PendingRetry]] = []
         self._numbers = count()
         #: How many cycles in a row have read only messages that wait behind others.
         self._blocked_cycles = 0
@@ -289,7 +288,9 @@ class Ordering:
         deliver, resume, self._deliver, self._resume = self._deliver, self._resume, [], []
         kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
         again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
-        asks = [Question(keys, [retry.offset for retry in retries]) for keys, retries in _grouped(self._ask).items()]
+        asks = [
+            TrackerQuestion(keys, [retry.offset for retry in retries]) for keys, retries in _grouped(self._ask).items()
+        ]
         self._again, self._ask = kept, []
         return Steps(deliver, resume, asks, again, commit)
 
@@ -298,15 +299,15 @@ class Ordering:
         """When to call :meth:`next_steps` at the latest, if nothing else happens."""
         return min(self._later[0][0] if self._later else inf, self._commit_s)
 
-    def deliver(self, run: Run) -> None:
+    def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
         self._deliver.append(run)
 
-    def again(self, keys: KeyQueues, retry: Retry) -> None:
+    def again(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Ask about a message, or acquire it again, with the next steps."""
         (self._ask if retry.asks else self._again).append((keys, retry))
 
-    def later(self, keys: KeyQueues, retry: Retry) -> None:
+    def later(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Advance a message at its ``due_s``."""
         heapq.heappush(self._later, (retry.due_s, next(self._numbers), keys, retry))
 
@@ -372,8 +373,7 @@ class Ordering:
         self._resuming.clear()
 
     def release_waiting(self) -> None:
-        """Release the messages that wait here, and deliver no more."""
-        self.stopped = True
+        """Release the messages that wait here."""
         for keys in self._keys.values():
             keys.release_waiting()
 
@@ -443,20 +443,19 @@ class Ordering:
             key = keys.queue, keys.source
             if first is not None and key in lows:
                 lows[key] = min(lows[key], first)
-        self._moved = self._moved and partial and any(source not in ends for _, source in self._keys)
-        if not self._moved:
+        if not partial or all(source in ends for _, source in self._keys):
             self._commit_s = inf
         return lows
 
     def uncommitted(self, now_s: float) -> None:
         """Schedule a commit of positions: some have changed, or their commit has failed."""
-        if not self._moved and self._keys:
-            self._moved, self._commit_s = True, now_s + COMMIT_S
+        if not self.moved and self._keys:
+            self._commit_s = now_s + COMMIT_S
 
     @property
     def moved(self) -> bool:
         """Whether positions have changed since they were last committed."""
-        return self._moved
+        return self._commit_s < inf
 
     def acquired(self, acquired: Iterable[Acquired], reread: Sequence[RereadRecords], now_s: float) -> None:
         """Add the messages of a cycle: those acquired, and those known before."""
@@ -478,7 +477,7 @@ class Ordering:
             for retry in retries:
                 keys.not_acquired(retry, now_s)
 
-    def answered(self, question: Question, parts: Sequence[Resumed], now_s: float) -> None:
+    def answered(self, question: TrackerQuestion, parts: Sequence[Resumed], now_s: float) -> None:
         """Process an answer, or parts of it."""
         question.keys.answered(open_messages(parts, now_s), now_s)
         self.uncommitted(now_s)
@@ -504,8 +503,8 @@ class Ordering:
             keys.moved(former, batch, offsets)
 
 
-def _grouped(pairs: Iterable[tuple[KeyQueues, Retry]]) -> dict[KeyQueues, list[Retry]]:
-    groups: dict[KeyQueues, list[Retry]] = {}
+def _grouped(pairs: Iterable[tuple[KeyQueues, PendingRetry]]) -> dict[KeyQueues, list[PendingRetry]]:
+    groups: dict[KeyQueues, list[PendingRetry]] = {}
     for keys, retry in pairs:
         if keys.active:
             groups.setdefault(keys, []).append(retry)
@@ -541,7 +540,7 @@ class KeyQueues:
         self._batches: dict[int, LeasedBatch] = {}
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
-        self._retries: dict[int, Retry] = {}
+        self._retries: dict[int, PendingRetry] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -601,7 +600,7 @@ class KeyQueues:
             firsts += self._order.add(records.offsets, ordering_keys(records, own_topic=self.own_topic))
         for row in known:
             # Only the first message of a key can have been delivered.
-            retry = self._retries[row.offset] = Retry(row, seen=self._order.is_first(row.offset))
+            retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_first(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
         self._continue(firsts, now_s)
@@ -638,23 +637,23 @@ class KeyQueues:
                 # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
-                self._retry(Retry(row, asks=asks, seen=False), now_s)
+                self._retry(PendingRetry(row, asks=asks, seen=False), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
         if batch is not None:
             self._delivered.update(offsets)
             batch.waiting.difference_update(offsets)
-            self._ordering.deliver(Run(batch, offsets, [self._values[offset] for offset in offsets]))
+            self._ordering.deliver(DeliveryRun(batch, offsets, [self._values[offset] for offset in offsets]))
 
     def _row(self, batch: LeasedBatch, offset: int) -> Row:
         return batch.record(offset)._replace(value=self._values[offset])
 
-    def _retry(self, retry: Retry, now_s: float) -> None:
+    def _retry(self, retry: PendingRetry, now_s: float) -> None:
         self._retries[retry.offset] = retry
         self.advance(retry, now_s)
 
-    def advance(self, retry: Retry, now_s: float) -> None:
+    def advance(self, retry: PendingRetry, now_s: float) -> None:
         """Ask about a message, or acquire it again, if it is the first of its key, and it is time."""
         offset = retry.offset
         if not self.active or self._retries.get(offset) is not retry or retry.busy or not self._order.is_first(offset):
@@ -679,7 +678,7 @@ class KeyQueues:
             del self._retries[offset]
             self._continue([offset], now_s)
 
-    def not_acquired(self, retry: Retry, now_s: float) -> None:
+    def not_acquired(self, retry: PendingRetry, now_s: float) -> None:
         """Try again later to acquire a message."""
         retry.busy, retry.due_s = False, now_s + RETRY_S
         self.advance(retry, now_s)
@@ -700,7 +699,7 @@ class KeyQueues:
             retry.outdated = False
             self.advance(retry, now_s)
 
-    def _ask_later(self, retry: Retry, message: Open, now_s: float) -> None:
+    def _ask_later(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Ask when the lease or delay ends, or earlier, because the message may end, or be released or moved."""
         ask_s = WAITING_ASK_S
         if message.leased:
@@ -710,7 +709,7 @@ class KeyQueues:
             ask_s = MAX_ASK_S
         retry.due_s = min(message.until_s, now_s + ask_s)
 
-    def _answered(self, retry: Retry, message: Open, now_s: float) -> None:
+    def _answered(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         waits = message.until_s > now_s
         retry.last = None
         if message.leased:
@@ -731,7 +730,7 @@ class KeyQueues:
                 return
         retry.asks, retry.due_s = False, 0.0
 
-    def _lease_ended(self, retry: Retry, message: Open) -> None:
+    def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
         """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""
         used, error = message.attempt, message.error or LEASE_ENDED
         if retry.begun:
@@ -754,7 +753,7 @@ class KeyQueues:
         return origin(self.source, row.offset, row.timestamp, row.headers).attempt
 
     def _attempt(
-        self, retry: Retry, attempt: int, error: str, *, counted: bool = True, cause: Cause = Cause.RELEASED
+        self, retry: PendingRetry, attempt: int, error: str, *, counted: bool = True, cause: Cause = Cause.RELEASED
     ) -> None:
         retry.row = delivered_again(self.source, self.queue, retry.original, attempt, error, counted, cause)
 
@@ -824,7 +823,7 @@ class KeyQueues:
             return
         del self._batches[offset]
         self._delivered.discard(offset)
-        self._retry(Retry(self._row(batch, offset), begun=offset in batch.perhaps_started), now_s)
+        self._retry(PendingRetry(self._row(batch, offset), begun=offset in batch.perhaps_started), now_s)
 
     def moved(self, former: LeasedBatch, batch: LeasedBatch, offsets: Iterable[int]) -> None:
         """Note that messages are in another batch now."""

@@ -26,7 +26,7 @@ FIRST_AWAY_MS = 500
 PREFETCH_S, MEMORY_S = 1.0, 1.0
 
 
-class Turn(Enum):
+class SuspectTurn(Enum):
     """When a suspect runs: it has used up no attempt, it has used up some, or this is its last one."""
 
     TOGETHER = 1
@@ -282,7 +282,7 @@ class Prefetch:
         #: Set when user code gets messages.
         self.taken = asyncio.Event()
         #: Suspects that wait for their turn, those that handlers have or get next, and whether that is one alone.
-        self._suspects: deque[tuple[Message, Turn]] = deque()
+        self._suspects: deque[tuple[Message, SuspectTurn]] = deque()
         self._suspects_here: list[Message] = []
         self._alone = False
         #: How many suspects with used-up attempts run together: one more for each that has ended here.
@@ -334,7 +334,7 @@ class Prefetch:
             # Suspects are in flight without this buffer: their time counts as well, or they seem to end at once.
             buffer.window.busy(self._clock())
 
-    def add_suspects(self, messages: Sequence[tuple[Message, Turn]]) -> None:
+    def add_suspects(self, messages: Sequence[tuple[Message, SuspectTurn]]) -> None:
         """Buffer messages, which are in flight already, when it is their turn.
 
         Calls get them at once: a program may keep what it has received, and ask for the next. Only as many wait as
@@ -368,8 +368,8 @@ class Prefetch:
                 while here and here[-1]._offset not in here[-1]._batch.open:
                     here.pop()
                     self._group += 1
-                alone = turn is Turn.ALONE or (turn is Turn.GROUPED and self._group == 1)
-                if here and (alone or self._alone or (turn is Turn.GROUPED and self._is_full())):
+                alone = turn is SuspectTurn.ALONE or (turn is SuspectTurn.GROUPED and self._group == 1)
+                if here and (alone or self._alone or (turn is SuspectTurn.GROUPED and self._is_full())):
                     return
                 here.append(message)
                 self._alone = alone

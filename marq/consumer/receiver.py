@@ -31,8 +31,17 @@ from typing import Any, NamedTuple
 from marq.client.background import Time, failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
-from marq.consumer.ordering import Acquired, Again, Beginning, Ordering, Question, RereadRecords, Run, Steps
-from marq.consumer.prefetch import Prefetch, PrefetchBuffer, Turn
+from marq.consumer.ordering import (
+    Acquired,
+    Again,
+    Beginning,
+    DeliveryRun,
+    Ordering,
+    RereadRecords,
+    Steps,
+    TrackerQuestion,
+)
+from marq.consumer.prefetch import Prefetch, PrefetchBuffer, SuspectTurn
 from marq.consumer.starts import Starts, is_suspect, turn_of
 from marq.consumer.tracker_queries import TrackerQueries, questions_about
 from marq.consumer.writer import OutcomeWriter
@@ -124,7 +133,7 @@ class Receiver:
         self._held_up = 0
         self._reading: asyncio.Task[None] | None = None
         self._fetching: asyncio.Task[None] | None = None
-        #: Questions to trackers that have no answer yet.
+        #: Unanswered questions to trackers.
         self._asking: set[asyncio.Task[None]] = set()
         #: When to poll again at the latest, in the event loop's time; None before the first call.
         self._poll_by_s: float | None = None
@@ -467,7 +476,7 @@ class Receiver:
                 log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", taken)
             else:
                 records = taken.messages
-                self._deliver(Run(self._hold(taken, sent_s), records.offsets, records.values))
+                self._deliver(DeliveryRun(self._hold(taken, sent_s), records.offsets, records.values))
         if ordered or batch.reread:
             self.ordering.acquired(ordered, batch.reread, now_s)
             self._take_steps()
@@ -498,7 +507,7 @@ class Receiver:
         self.writer.add(batch)
         return batch
 
-    def _deliver(self, run: Run) -> None:
+    def _deliver(self, run: DeliveryRun) -> None:
         """Buffer the messages that may be delivered now; the others count as in flight until they are released."""
         batch, offsets, values = run
         gate, prefetch, count = self.gate, self.prefetch, len(offsets)
@@ -510,7 +519,7 @@ class Receiver:
             prefetch.add(batch.queue, messages, count, len(offsets))
             return
         attempts = self._settings.queue(batch.queue).max_attempts
-        suspects, others = list[tuple[Message, Turn]](), list[Message]()
+        suspects, others = list[tuple[Message, SuspectTurn]](), list[Message]()
         for message in messages:
             if is_suspect(message):
                 suspects.append((message, turn_of(message, attempts)))
@@ -647,9 +656,9 @@ class Receiver:
                     self._reader.rewind({begin.source: read_on})
                 self._changed.set()
 
-    async def _ask_about(self, questions: Sequence[Question]) -> None:
+    async def _ask_about(self, questions: Sequence[TrackerQuestion]) -> None:
         assert self._queries is not None, "a receiver of queues with ordering can ask"
-        asked: dict[int, Question] = {}
+        asked: dict[int, TrackerQuestion] = {}
         resumes: list[Resume] = []
         for question in questions:
             queue, source = question.keys.queue, question.keys.source

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from math import ceil
 
 from marq.client.background import Time, failure_of
-from marq.consumer.prefetch import Prefetch, Turn
+from marq.consumer.prefetch import Prefetch, SuspectTurn
 from marq.consumer.writer import Listener
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
@@ -43,15 +43,15 @@ def is_suspect(message: Message) -> bool:
     return not message._batch.at_most_once and expired(message._record.headers) > 0
 
 
-def turn_of(suspect: Message, max_attempts: int) -> Turn:
+def turn_of(suspect: Message, max_attempts: int) -> SuspectTurn:
     """Return when a suspect runs.
 
     Its last attempt is always alone: otherwise suspects would use up their last attempts together whenever one of them
     ends the process.
     """
     if suspect.attempt >= max_attempts:
-        return Turn.ALONE
-    return Turn.TOGETHER if suspect.attempt == 1 else Turn.GROUPED
+        return SuspectTurn.ALONE
+    return SuspectTurn.TOGETHER if suspect.attempt == 1 else SuspectTurn.GROUPED
 
 
 class _StartBatch:

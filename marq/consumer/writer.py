@@ -20,7 +20,7 @@ from marq.client.message_token import Token
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.leases.failure_log import FailureLog
-from marq.leases.held import Ended, Held, LeasedBatch, Lost, OutcomeMarker, Outcomes, Share, renewals
+from marq.leases.held import Ended, Held, LeasedBatch, Lost, OutcomeBatch, OutcomeMarker, Share, renewals
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Ack
@@ -302,7 +302,7 @@ class OutcomeWriter:
                 self._listener.left(batch.queue, count)
         self._begin(self._write(outcomes), "marq-outcomes")
 
-    async def _write(self, outcomes: Outcomes) -> None:
+    async def _write(self, outcomes: OutcomeBatch) -> None:
         records, pause_s = self._records(outcomes.markers), FIRST_RETRY_S
         while True:
             sent_s = self.now_s()

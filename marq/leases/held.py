@@ -300,7 +300,7 @@ class Ended(NamedTuple):
     rejected: Sequence[tuple[int, str]]
 
 
-class Outcomes(NamedTuple):
+class OutcomeBatch(NamedTuple):
     """Outcomes to write, and RENEWs of single messages. ``left``: how many messages of each batch are not held now."""
 
     markers: Sequence[OutcomeMarker]
@@ -370,7 +370,7 @@ class Held:
     def has_outcomes(self) -> bool:
         return bool(self._dirty or self._foreign)
 
-    def take_outcomes(self, now_s: float) -> Outcomes:
+    def take_outcomes(self, now_s: float) -> OutcomeBatch:
         """Return what to write now; the messages are no longer held."""
         dirty, self._dirty = self._dirty, []
         foreign, self._foreign = self._foreign, []
@@ -378,9 +378,9 @@ class Held:
         renewed = [(batch, batch.renewed) for batch in dirty if batch.renewed]
         # Only messages that keep their places have others waiting for them.
         ended = [Ended(batch, tuple(batch.acked), batch.released, batch.rejected) for batch in dirty if batch.in_order]
-        return Outcomes(markers, ended, [(batch, _leave(batch)) for batch in dirty], renewed)
+        return OutcomeBatch(markers, ended, [(batch, _leave(batch)) for batch in dirty], renewed)
 
-    def written(self, outcomes: Outcomes, sent_s: float, now_s: float) -> None:
+    def written(self, outcomes: OutcomeBatch, sent_s: float, now_s: float) -> None:
         """Change leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
         for batch, renewed in outcomes.renewed:
             for offset, lease_ms, exactly, _ in renewed:

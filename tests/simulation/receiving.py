@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from marq.consumer import acquire
 from marq.consumer.ordering import Steps
-from marq.consumer.prefetch import PrefetchBuffer, Turn
+from marq.consumer.prefetch import PrefetchBuffer, SuspectTurn
 from marq.consumer.receiver import AcquireBatch, Receiver
 from marq.consumer.session import ConsumerSession
 from marq.consumer.tracker_queries import TrackerQueries
@@ -78,7 +78,7 @@ class SimulatedReceiver(Receiver):
         add = self.prefetch.add_suspects
         self.starts.start = at_once  # type: ignore[method-assign]
         self.starts.started = at_once  # type: ignore[method-assign]
-        self.prefetch.add_suspects = lambda suspects: add([(message, Turn.TOGETHER) for message, _ in suspects])  # type: ignore[method-assign]
+        self.prefetch.add_suspects = lambda suspects: add([(message, SuspectTurn.TOGETHER) for message, _ in suspects])  # type: ignore[method-assign]
 
     @property
     def busy(self) -> bool:
