@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
@@ -92,17 +93,19 @@ class FailureLog:
         if isinstance(error, BaseException) and traceback and (level == logging.DEBUG or self._is_new(error)):
             raised = error.__traceback__
             shown = type(error), error, None if raised is None else of_handler(raised)
-        log.log(
-            level, "queue %s: %s: %s (%s%s)", message.queue, consequence.text, text, message.id, more,
-            exc_info=shown,
-            # Fields of a log in JSON; the text of an error may look like some.
-            extra={
-                "marq_fields": {
-                    "queue": message.queue, "id": message.id, "partition": message.partition,
-                    "offset": message.offset, "attempt": message.attempt, "error": text,
-                }
-            },
-        )  # fmt: skip
+        # A formatter may call the exception's __str__, which may raise. That must not end the handler's task.
+        with suppress(Exception):
+            log.log(
+                level, "queue %s: %s: %s (%s%s)", message.queue, consequence.text, text, message.id, more,
+                exc_info=shown,
+                # Fields of a log in JSON; the text of an error may look like some.
+                extra={
+                    "marq_fields": {
+                        "queue": message.queue, "id": message.id, "partition": message.partition,
+                        "offset": message.offset, "attempt": message.attempt, "error": text,
+                    }
+                },
+            )  # fmt: skip
 
     def _level(self, level: int) -> int:
         now_s = self._clock()

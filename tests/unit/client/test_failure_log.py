@@ -187,3 +187,30 @@ def test_a_traceback_that_raises_is_empty() -> None:
         raise Unprintable
     assert isinstance(traceback_text(raised.value), str)
     assert traceback_text(ValueError("never raised")) == ""
+
+
+async def test_a_formatter_that_raises_ends_no_handler(make_rig, caplog, monkeypatch) -> None:
+    class Unprintable(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    async def fail(message: Message) -> None:
+        raise Unprintable
+
+    def emit(record: logging.LogRecord) -> None:
+        """Format the text of the exception, as the log handlers that write JSON do."""
+        formatted.append(record)
+        str(record.exc_info and record.exc_info[1])
+
+    formatted: list[logging.LogRecord] = []
+    monkeypatch.setattr(caplog.handler, "emit", emit)
+    rig = make_rig()
+    attempts(rig, 5, count=2)
+
+    pool = rig.work(fail, concurrency=1)
+    await rig.settler.until(lambda: len(rig.ended) == 2)
+    await pool.stop(1)
+
+    assert formatted
+    assert {error_of(text) for _, _, text in rig.released.values()} == {"Unprintable: <unprintable>"}
+    assert len(rig.released) == 2
