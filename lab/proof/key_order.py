@@ -23,6 +23,7 @@ from lab.proof.states import (
     REDELIVERED,
     WAITING_IN_ORDER,
     Standing,
+    comes_after,
 )
 from marq.wire.names import is_synthetic
 
@@ -353,9 +354,11 @@ def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Wh
 
 def _why(evidence: Evidence, trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Why | None:
     """Return why a message was delivered again that its holder had not released."""
-    if delivery.attempt < former.attempt:
-        # The holder of an earlier attempt did not notice that its lease had ended.
-        return Why.CLOCK if _is_clock_wrong(evidence, trail, delivery) else None
+    if not comes_after(delivery.holder, former.holder):
+        # Its holder did not notice that its lease had ended; both attempts may have the same number.
+        if not _is_clock_wrong(evidence, trail, delivery):
+            return None
+        return Why.CLOCK if evidence.befell(trail.log) & _CLOCKS else Why.LEASE_ENDED
     since = max([number for number, holder in trail.acquires if holder == former.holder], default=former.number)
     names = (evidence.process_of.get(former.holder, ""), EVERYBODY)
     befell = suffered(evidence.processes, names, min(since, former.number), delivery.number)

@@ -94,7 +94,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         ORDERING,
         "the holder of ordered messages is random",
         _ORDERING,
-        "order exclusion stuck lost not-drained attempts",
+        "order exclusion stuck lost not-drained attempts unexplained",
         ("ordered_holder(parts[0].asked_at, random)", "random"),
     ),
     mutant(

@@ -55,11 +55,12 @@ class OrderedStory(Story):
         super().record(offset, number, ("marq-ordering-key", KEY), *headers, committed=committed)
 
     def acquire(
-        self, process: str, holder: int, offset: int, number: int, attempt: int = 1, due_ms: int | None = None
-    ) -> None:
+        self, process: str, holder: int, offset: int, number: int, attempt: int = 1, due_ms: int | None = None,
+        *, counted: bool = True,
+    ) -> None:  # fmt: skip
         self.said(process, "acquire", holder, [offset])
         payload, dues_ms = Payload(1, attempt, b"q", (), value(number)), None if due_ms is None else [due_ms]
-        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload], dues_ms, in_order=True))
+        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload], dues_ms, True, counted))
         self.said(process, "commit", holder, [offset])
 
     def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
@@ -232,6 +233,18 @@ def without_cause(story: OrderedStory) -> None:
     story.ack("second", SECOND, 0)
 
 
+def delivered_late(story: OrderedStory) -> None:
+    """Its first consumer delivers message 0 after the second one has finished the same attempt."""
+    story.send(0)
+    story.acquire("first", FIRST, 0, 0, counted=False)
+    story.resume(0)
+    story.tick(LEASE_MS)
+    story.take("second", SECOND, 0, 0)
+    story.ack("second", SECOND, 0)
+    story.deliver("first", FIRST, 0, 0)
+    story.ack("first", FIRST, 0)
+
+
 def without_key(story: OrderedStory) -> None:
     """Messages without a key are lines of their own."""
     early(story)
@@ -294,6 +307,7 @@ BROKEN: list[tuple[str, Callable[[OrderedStory], None]]] = [
     ("dead-letter", copied),
     ("attempts", same_attempt),
     ("unexplained", without_cause),
+    ("unexplained", delivered_late),
 ]
 
 
@@ -309,6 +323,19 @@ def test_messages_delivered_in_order_and_in_place_pass() -> None:
 
     assert report.findings == []
     assert (report.delivered, report.acked, report.dead, report.duplicates, report.causes) == (5, 2, 1, 1, {1: 1})
+
+
+@pytest.mark.parametrize(("target", "cause"), [("first", 2), (MARKERS, 11)])
+def test_a_consumer_with_a_wrong_clock_may_deliver_after_its_lease(target: str, cause: int) -> None:
+    """The clock of a suspended machine stops; a log's clock that jumps ends leases early."""
+
+    def told(story: OrderedStory) -> None:
+        story.history.add("nemesis", "info", "clock", target=target)
+        delivered_late(story)
+
+    report = judged(told, OrderedStory)
+
+    assert (report.findings, report.duplicates, report.causes) == ([], 1, {cause: 1})
 
 
 def test_a_message_with_a_delivery_time_takes_its_place_when_it_is_due() -> None:
