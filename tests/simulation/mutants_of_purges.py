@@ -25,7 +25,8 @@ PURGE_MUTANTS: tuple[Mutant, ...] = (
         ("Marker.PURGE_IN_FLIGHT if batch.in_flight else Marker.PURGE]", "Marker.PURGE_IN_FLIGHT]"),
     ),
     mutant(
-        PURGING, "a purge ends delayed messages, although it does not say so", _BOOK, "book-differs table-differs",
+        PURGING, "a purge ends delayed messages, although it does not say so", _BOOK,
+        "book-differs table-differs early",
         ("lease.state is not State.DELAYED or batch.delayed or", "True or"),
     ),
     mutant(
