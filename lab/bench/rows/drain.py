@@ -52,7 +52,8 @@ def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: Work, con
     measurements = measured(peers.drain, "marq", bench.servers, prefix, count, *work, (way, concurrency))
     worker.wait_until_drained(QUEUE, count)
     behind = max(0.0, time.time() - measurements["ended_at"])
-    return {**_client(measurements), "tracker_behind_seconds": behind, **_parts(meter)}
+    parts, peak = _parts(meter), {"worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
+    return {**_client(measurements), "tracker_behind_seconds": behind, **parts, **peak, **_written(bench, prefix)}
 
 
 def native(bench: Bench, peer: str, work: Work = NO_WORK, options: tuple[Any, ...] = ()) -> Measurements:
@@ -76,26 +77,22 @@ def quorum_queue(bench: Bench, work: Work = NO_WORK) -> Measurements:
     return _client(measured(peers.drain, "rabbitmq", url, queue, size.messages, *work, (PREFETCH,)))
 
 
-def memory(bench: Bench) -> Measurements:
-    """Measure the peak memory of consumer and worker, and the bytes that they write to Kafka."""
-    prefix, count = filled(bench), bench.size.messages
-    names, worker = Names(prefix), bench.worker(prefix)
-    peak_bytes = measured(peers.drain, "marq", bench.servers, prefix, count, *NO_WORK, ("run",))["peak_bytes"]
-    worker.wait_until_drained(QUEUE, count)
-    peaks = {"consumer_peak_mib": peak_bytes / 2**20, "worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
-    # Writes its last records to the log.
+def _written(bench: Bench, prefix: str) -> Measurements:
+    """Measure the bytes that a drain has written to the broker's logs; ends all processes."""
+    # Workers write their last records to the log.
     bench.end_processes()
+    names, count = Names(prefix), bench.size.messages
     topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}
     written = {name: bench.log_bytes(topic) / count for name, topic in topics.items()}
     return {
-        **peaks,
         **{f"{name}_bytes_per_message": size for name, size in written.items()},
         "markers_and_changelog_of_payload": (written["markers"] + written["changelog"]) / bench.size.value_bytes,
     }
 
 
 def _client(measurements: Measurements) -> Measurements:
-    return {name: measurements[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
+    named = {name: measurements[name] for name in ("rate", "startup_seconds", "cpu_seconds")}
+    return {**named, "consumer_peak_mib": measurements["peak_bytes"] / 2**20}
 
 
 def _parts(meter: Meter) -> Measurements:
@@ -123,7 +120,7 @@ DRAIN = BenchRow(
 MEMORY = BenchRow(
     "memory",
     "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
-    {RUN: memory},
+    {RUN: marq},
     limits(
         Limit("peak memory of a consumer", RUN, "consumer_peak_mib", CONSUMER_MIB, "MiB"),
         Limit("peak memory of a worker", RUN, "worker_peak_mib", WORKER_MIB, "MiB"),
