@@ -73,7 +73,7 @@ lint: packages ## run the checks alone: ruff, mypy, import-linter
 broker: packages ## run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 127.0.0.1:9092
 	@exec $(RUN) -m marq_worker.broker
 
-bench: setup ## run the benchmarks
+bench: setup ## run the benchmarks, or compare rows with a commit: make bench ONLY=drain COMPARE=main
 	@$(RUN) -m lab.bench
 
 trace: packages ## count the files that one message visits, from send to acknowledgement

@@ -1,17 +1,21 @@
 """Runs the suite: ``make bench``, or some rows of it: ``make bench ONLY=drain,work RUNS=3 MESSAGES=100000``.
 
+With ``COMPARE=<commit>``, it compares the working tree with a commit (:mod:`lab.bench.compare`).
+
 The last line is one JSON object, which is also written to ``lab/bench/results``. Exit code 1: a row failed; 2: a bar is
-not met.
+not met, or a variable is wrong.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
+from lab.bench.compare import compare
 from lab.bench.report import exit_code, run
 from lab.bench.rows import deduplication, delays, drain, latency, ordering, queues, recovery, sqs, throughput, tracker
-from lab.bench.suite import BenchRow, Size
+from lab.bench.suite import BenchRow, Size, UsageError
 
 #: All rows in the order in which they run; the last ones run only by name.
 ROWS: tuple[BenchRow, ...] = (
@@ -43,22 +47,30 @@ ROWS: tuple[BenchRow, ...] = (
 def chosen(rows: Sequence[BenchRow], size: Size) -> list[BenchRow]:
     """Return the rows that the size names; without names, all except those that run only by name.
 
-    Raise SystemExit if a name matches no row.
+    Raise UsageError if a name matches no row.
     """
     if not size.only:
         return [row for row in rows if not row.by_name]
     unknown = [name for name in size.only if not any(row.is_named(name) for row in rows)]
     if unknown:
-        raise SystemExit(f"bench: no row {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
+        raise UsageError(f"no row {', '.join(sorted(unknown))}; there are {', '.join(row.name for row in rows)}")
     return [row for row in rows if any(row.is_named(name) for name in size.only)]
 
 
 def main() -> None:
-    if sys.argv[1:]:
-        raise SystemExit("bench: takes no arguments, but variables: make bench ONLY=drain RUNS=3 MESSAGES=100000")
-    size = Size.from_environment()
-    whole = not size.only and size.is_barred
-    sys.exit(exit_code(run(chosen(ROWS, size), size, "suite-" if whole else "rows-")))
+    try:
+        if sys.argv[1:]:
+            raise UsageError("takes no arguments, but variables: make bench ONLY=drain RUNS=3 MESSAGES=100000")
+        size = Size.from_environment()
+        rows, whole = chosen(ROWS, size), not size.only and size.is_barred
+        if commit := os.environ.get("COMPARE"):
+            outcomes = compare(rows, size, commit)
+        else:
+            outcomes = run(rows, size, "suite-" if whole else "rows-")
+    except UsageError as error:
+        print(f"bench: {error}", file=sys.stderr)
+        sys.exit(2)
+    sys.exit(exit_code(outcomes))
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -31,24 +31,39 @@ LIBRARIES = ("aiokafka", "confluent-kafka", "faust-streaming", "rocksdict", "aio
 LOG_COLUMNS = 140
 
 
-def run(rows: Sequence[BenchRow], size: Size, name: str) -> list[RowOutcome]:
+def medians_tables(outcome: RowOutcome) -> list[Table]:
+    """Return a table of the medians of all systems."""
+    medians = outcome.medians
+    runs = max(len(runs) for runs in outcome.runs.values())
+    rows = [
+        (key.replace("_", " "), *[format_number(found[key]) if key in found else "" for found in medians.values()])
+        for key in dict.fromkeys(key for measurements in medians.values() for key in measurements)
+    ]
+    return [terminal_table(f"{outcome.row.name} ({runs} runs)", ("medians", *medians), rows)]
+
+
+#: Returns the tables of a row that was measured.
+Tables = Callable[[RowOutcome], list[Table]]
+
+
+def run(rows: Sequence[BenchRow], size: Size, name: str, tables: Tables = medians_tables) -> list[RowOutcome]:
     """Measure rows, print their tables, and write the result to a file whose name begins with ``name``."""
     console = Console(stderr=True, width=None if sys.stderr.isatty() else LOG_COLUMNS)
     say = partial(console.print, highlight=False, markup=False, soft_wrap=True)
     load, began = os.getloadavg()[0], time.monotonic()
     with tempfile.TemporaryDirectory(prefix="marq-bench-", ignore_cleanup_errors=True) as folder:
         outcomes = [measure(row, Path(folder), size, say) for row in rows]
-    show(outcomes, console)
+    show(outcomes, console, tables)
     say(f"all rows: {(time.monotonic() - began) / 60:.1f} minutes")
     write_result({"size": {**asdict(size), "only": sorted(size.only)}, "load_before": load, **kept(outcomes)}, name)
     return outcomes
 
 
-def show(outcomes: Sequence[RowOutcome], console: Console) -> None:
-    """Print the medians of each row, and all bars in one table."""
+def show(outcomes: Sequence[RowOutcome], console: Console, tables: Tables) -> None:
+    """Print the tables of each row, and all bars in one table."""
     for outcome in outcomes:
         if outcome.runs:
-            console.print(_medians_table(outcome))
+            console.print(*tables(outcome), sep="\n")
         for system, reason in outcome.skipped.items():
             console.print(f"{system}: skipped: {reason}", highlight=False)
     bars = [
@@ -56,7 +71,8 @@ def show(outcomes: Sequence[RowOutcome], console: Console) -> None:
         for outcome in outcomes
         for bar in outcome.bars
     ]
-    console.print(terminal_table("", ("bar", "limit", "found", "met"), bars))
+    if bars:
+        console.print(terminal_table("", ("bar", "limit", "found", "met"), bars))
     for outcome in outcomes:
         if outcome.error:
             console.print(f"{outcome.row.name}: FAILED: {outcome.error.splitlines()[-1]}", highlight=False)
@@ -67,16 +83,6 @@ def exit_code(outcomes: Sequence[RowOutcome]) -> int:
     if any(outcome.error for outcome in outcomes):
         return 1
     return 0 if all(bar.met for outcome in outcomes for bar in outcome.bars) else 2
-
-
-def _medians_table(outcome: RowOutcome) -> Table:
-    medians = outcome.medians
-    runs = max(len(runs) for runs in outcome.runs.values())
-    rows = [
-        (key.replace("_", " "), *[format_number(found[key]) if key in found else "" for found in medians.values()])
-        for key in dict.fromkeys(key for measurements in medians.values() for key in measurements)
-    ]
-    return terminal_table(f"{outcome.row.name} ({runs} runs)", ("medians", *medians), rows)
 
 
 def kept(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:

@@ -45,6 +45,10 @@ BARRED_MESSAGES, BARRED_RUNS = 400_000, 5
 _numbers = count(1)
 
 
+class UsageError(Exception):
+    """A variable of the command has a value that cannot be used; the text says why."""
+
+
 class Skipped(Exception):
     """A system cannot be measured on this machine; the text says why."""
 
@@ -211,6 +215,8 @@ class BenchRow:
     broker_properties: Mapping[str, str] = field(default_factory=dict)
     #: Whether the row runs only if ``only`` names it.
     by_name: bool = False
+    #: Whether every second turn goes backwards, so that no system always follows the same one (A B B A).
+    mirrored: bool = False
 
     def is_named(self, name: str) -> bool:
         """Whether this is the row's name or its family's: ``work`` also names ``work-1ms``."""
@@ -257,9 +263,9 @@ def _take_turns(outcome: RowOutcome, bench: Bench) -> None:
         smaller = replace(bench, size=replace(bench.size, messages=min(row.warm, bench.size.messages)))
         for name in row.systems:
             _once(outcome, smaller, name)
-    runs = min(bench.size.runs, row.runs)
+    runs, names = min(bench.size.runs, row.runs), list(row.systems)
     for turn in range(runs):
-        for name in row.systems:
+        for name in names[::-1] if row.mirrored and turn % 2 else names:
             measurements = _once(outcome, bench, name)
             if measurements is not None:
                 outcome.runs.setdefault(name, []).append(measurements)

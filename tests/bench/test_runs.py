@@ -10,13 +10,14 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from lab.bench import pipeline
+from lab.bench.compare import Tree
 from lab.bench.load import fill
 from lab.bench.peers import WAYS, drain
 from lab.bench.rows import delays, recovery, throughput, tracker
-from lab.bench.rows.drain import native
+from lab.bench.rows.drain import RUN, native
 from lab.bench.suite import Bench, Size
 from lab.bench.synthetic_history import TURN
-from lab.program import measured
+from lab.program import ROOT, measured
 from marq_worker.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.verify
@@ -62,6 +63,14 @@ def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, peer: st
 @pytest.mark.parametrize(("peer", "at_a_time"), [("confluent", 100), ("share", 2)])
 def test_a_peer_works_on_messages_that_take_time(bench: Bench, peer: str, at_a_time: int) -> None:
     assert native(bench, peer, (1, 1), (at_a_time,))["rate"] > 0
+
+
+def test_a_row_of_another_tree_is_measured_on_this_broker(bench: Bench, tmp_path: Path) -> None:
+    measurements = Tree("here", ROOT, tmp_path).measure(bench, "drain", RUN)
+
+    assert measurements["rate"] > 0
+    assert measurements["markers_and_changelog_of_payload"] > 0.5
+    assert measurements["all_cpu_seconds"] > measurements["cpu_seconds"]
 
 
 @pytest.mark.parametrize("way", WAYS)

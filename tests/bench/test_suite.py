@@ -15,7 +15,7 @@ from lab.bench.report import kept
 from lab.bench.rows.drain import quorum_queue
 from lab.bench.rows.throughput import send_all
 from lab.bench.rows.tracker import marker_records
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, _take_turns
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, UsageError, _take_turns
 from lab.program import BenchClient, RunError
 from lab.resources import Meter, memory_bytes
 from marq.wire.marker_codec import decode
@@ -45,6 +45,19 @@ def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:
     assert outcome.medians == {"a": {"rate": 12.0}, "b": {"rate": 22.0}}
 
 
+def test_every_second_turn_of_a_mirrored_row_goes_backwards(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def system(name: str) -> Measurements:
+        order.append(name)
+        return {}
+
+    systems = {name: lambda bench, name=name: system(name) for name in "ab"}
+    _take_turns(RowOutcome(BenchRow("row", "what", systems, warm=0, mirrored=True)), nowhere(tmp_path))
+
+    assert order == ["a", "b", "b", "a", "a", "b"]
+
+
 def test_a_system_that_is_not_there_is_skipped_once_and_the_others_are_measured(tmp_path: Path) -> None:
     lines: list[str] = []
 
@@ -66,7 +79,7 @@ def test_a_name_stands_for_a_row_or_a_family_and_an_unknown_one_is_refused() -> 
     assert [row.name for row in chosen(rows, Size(only=frozenset({"work"})))] == ["work-1ms", "work-10ms"]
     assert chosen([*rows, delays], Size()) == rows
     assert chosen([*rows, delays], Size(only=frozenset({"delays"}))) == [delays]
-    with pytest.raises(SystemExit, match="no row drian"):
+    with pytest.raises(UsageError, match="no row drian"):
         chosen(rows, Size(only=frozenset({"drian"})))
 
 
