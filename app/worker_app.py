@@ -42,6 +42,7 @@ from marq_worker.handlers.supervisor import HandlersProcesses, command
 from marq_worker.memory import Heap, look_for_garbage_rarely
 from marq_worker.owner.owner_context import OwnerContext
 from marq_worker.owner.placement_keeper import PlacementKeeper, synced
+from marq_worker.owner.source_reader import SourceReader
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
@@ -264,6 +265,8 @@ class WorkerApp(MarqApp):
             schedules=lambda: self.queues.definitions.schedules,
             placement=self.queues.definitions.placement,
             heard=partial(synced, self.queues),
+            due_copier=self.owners.read_by(SourceReader(self.client)),
+            copier=self.owners.read_by(SourceReader(self.client)),
             worker=f"{self.conf.broker_client_id} on {socket.gethostname()} ({self.conf.canonical_url})",
         )
 

@@ -41,6 +41,7 @@ _OUTCOMES = {
     "RELEASED": "released",
     "REJECTED": "rejected",
     "TOO_LARGE": "too_large",
+    "GONE": "gone",
     "DUE": "delivered",
     "CANCELLED": "cancelled",
     "WITHDRAWN": "withdrawn",

@@ -247,7 +247,7 @@ class _Model:
         # Each group reads the whole topic.
         read = values["rate"] + values["due"]
         consumers = values["consumers"] = max(1, math.ceil(headroom * read / _c("consumer_rate")))
-        # Markers partitions also hold the values of acquired messages.
+        # Messages partitions hold each delivery, and markers partitions the delayed messages.
         arriving = self._total(lambda p: (p.deliveries + p.delayed_share) * _record_bytes(p))
         for_bytes = math.ceil(headroom * arriving / _c("partition_rate"))
         values["partitions"] = max(LEAST_PARTITIONS, workers, consumers, for_bytes)
@@ -294,10 +294,12 @@ class _Model:
         """Return the bytes of all markers of one message; simultaneous markers share a batch frame."""
         frames = _c("batch_frame") + _c("marker_frame") + _name_bytes(profile) + len("marq.messages")
         frame = frames / self._batch(profile, self.values["partitions"])
-        # After the frame: lease, from_offset, a time, a length, the value; an offset; a lease; attempt and cause.
-        acquire, end, renewal, fact = frame + 24 + profile.size_bytes, frame + 4, frame + 8, frame + 9
-        again = (profile.deliveries - 1) * (fact + _c("copy_headers"))
-        delay = profile.delayed_share * (frame + 28 + profile.size_bytes + fact)
+        # After the frame: lease, from_offset, a time, a length; an offset; a lease; attempt and cause.
+        acquire, end, renewal, fact = frame + 24, frame + 4, frame + 8, frame + 9
+        # Only the ACQUIREs of messages that a tracker has sent have their headers and values.
+        copy = _c("copy_headers") + profile.size_bytes
+        again = (profile.deliveries - 1) * (fact + copy)
+        delay = profile.delayed_share * (frame + 28 + profile.size_bytes + fact + copy)
         return profile.deliveries * (acquire + end + profile.renewals * renewal) + again + delay
 
     def _batch(self, profile: Profile, partitions: float) -> float:

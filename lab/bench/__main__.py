@@ -3,7 +3,7 @@
 With ``COMPARE=<commit>``, it compares the working tree with a commit (:mod:`lab.bench.compare`).
 
 The last line is one JSON object, which is also written to ``lab/bench/results``. Exit code 1: a row failed; 2: a bar is
-not met, or a variable is wrong.
+not met, or a variable is invalid.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class Tree:
         return json.loads(result.read_text())
 
     def measure(self, bench: Bench, row: str, system: str) -> Measurements:
-        """Measure a system of this tree; raise Skipped like the system."""
+        """Measure a system of this tree; raise Skipped if the system does."""
         assert bench.broker is not None
         size = {name: getattr(bench.size, name) for name in ("messages", "value_bytes", "partitions")}
         broker = {"servers": bench.servers, "pid": bench.broker_pid, "data": str(bench.broker.data_directory)}
@@ -129,7 +129,7 @@ def paired(row: BenchRow, known: Mapping[str, Sequence[str]], trees: Sequence[Tr
 
 
 def with_sums(measurements: Measurements) -> Measurements:
-    """Add the sum of the CPU seconds, or cores, of all parts of a system; one part alone gets none."""
+    """Add the sum of the CPU seconds, or cores, of all parts of a system; a single part gets no sum."""
     parts: dict[str, list[float]] = {}
     for name, value in measurements.items():
         if match := _PART.fullmatch(name):
@@ -152,7 +152,7 @@ def ratio_tables(outcome: RowOutcome) -> list[Table]:
 
 
 def ratios(before: Sequence[Measurements], after: Sequence[Measurements]) -> list[tuple[str, ...]]:
-    """Return a line for each measurement: the medians of both, and the second divided by the first.
+    """Return a line for each measurement: the medians of both trees, and the second divided by the first.
 
     The spread of the ratio is that of the rounds' own ratios. A measurement that one tree lacks gets an empty ratio.
     """

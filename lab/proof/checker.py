@@ -72,7 +72,7 @@ from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from lab.proof.sends import judge_sends
 from lab.proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
-from lab.proof.tracker_decisions import HEADER_ROOM_BYTES, decided_on, judge_decision, judge_fact
+from lab.proof.tracker_decisions import HEADER_ROOM_BYTES, LOST_VALUES, decided_on, judge_decision, judge_fact
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 
@@ -242,6 +242,8 @@ class _Verdict:
         limit = evidence.limit
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
             self._find("dead-letter", f"{trail}: {trail.size} bytes are not too large", trail.events)
+        if fact.cause == "GONE" and trail.offset >= evidence.starts.get(trail.source, 0):
+            self._find("dead-letter", f"{trail}: its record was not removed", trail.events)
         asked = {"RELEASED": RELEASE, "REJECTED": REJECT}.get(fact.cause)
         if asked is not None and not trail.said & asked and not is_resumed(evidence, trail, fact):
             self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
@@ -277,7 +279,7 @@ class _Verdict:
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
         wanted = {_of(version, trail.queue).get("dead_letter", True) for version in self._evidence.versions.values()}
-        if any(fact.cause == "TOO_LARGE" for fact in dead):
+        if any(fact.cause in LOST_VALUES for fact in dead):
             # No handler gave it up, so it is always kept.
             wanted = {True}
         name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"

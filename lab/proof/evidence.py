@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
 from lab.proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Fold, Key
-from lab.proof.history import UNREADABLE, Event
+from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from lab.proof.states import FACTS, Standing
 from marq.settings.backoff import Backoff
 from marq.wire.dead_letter_notes import Disposition
@@ -194,7 +194,7 @@ class Trail:
 
     def say_content(self, number: int, content: str) -> None:
         """Note the content that an event gives it."""
-        if content != self.content or not self.id:
+        if content != IN_RECORD and (content != self.content or not self.id):
             self.contents += ((number, content),)
 
     def note_delay(self, event: Event, index: int, number: int) -> None:

@@ -303,6 +303,7 @@ class Fold:
         self._count(queue, FACTS[event["kind"]], len(offsets))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
         self._count(queue, "too_large", event["causes"].count("TOO_LARGE"))
+        self._count(queue, "gone", event["causes"].count("GONE"))
         for offset in offsets:
             self.end((queue, f"{source}/{offset}"))
 

@@ -86,6 +86,7 @@ from marq.wire.names import (
     DELIVER_AT_HEADER,
     ERROR_HEADER,
     FIRST_SENT_HEADER,
+    GONE_HEADER,
     ID_HEADER,
     KEY_HEADER,
     ORDERING_KEY_HEADER,
@@ -100,6 +101,8 @@ from marq.wire.names import (
 Event = dict[str, Any]
 #: The content of a message without its value.
 LEFT_OUT = "left out"
+#: In an ACQUIRE, the content of a message whose payload is only in its record.
+IN_RECORD = "in its record"
 #: The kind of a record of the markers topic that holds no marker; it has ``content``, too.
 UNREADABLE = "unreadable"
 
@@ -179,9 +182,10 @@ def log_name(source: Source) -> str:
 def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers) -> str:
     """Return a digest of what must be the same on every copy: the sender's key, the value, the sender's headers.
 
-    :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large.
+    :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large, or
+    because its record was removed.
     """
-    if value is None and any(name == TOO_LARGE_HEADER for name, _ in headers):
+    if value is None and any(name in (TOO_LARGE_HEADER, GONE_HEADER) for name, _ in headers):
         return LEFT_OUT
     users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
     for name, header in headers:
@@ -293,7 +297,10 @@ def _columns(batch: Batch) -> Event:
 
 
 def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
-    contents = [content(queue, payload.key, payload.value, payload.headers) for payload in payloads]
+    contents = [
+        IN_RECORD if payload.left else content(queue, payload.key, payload.value, payload.headers)
+        for payload in payloads
+    ]
     return {"attempts": [payload.attempt for payload in payloads], "contents": contents}
 
 

@@ -105,9 +105,11 @@ def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standi
 
 def _fits(cause: str, state: str) -> bool:
     # A cancelled message is not redelivered, so its redelivery cannot be too large.
-    return cause == _CAUSES[state] or (cause == "TOO_LARGE" and state != CANCELLED)
+    return cause == _CAUSES[state] or (cause in LOST_VALUES and state != CANCELLED)
 
 
+#: The causes of dead letters whose messages the tracker can't deliver again.
+LOST_VALUES = ("TOO_LARGE", "GONE")
 _CAUSES = {
     LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
     DISPATCHED: "EXPIRED", EXHAUSTED: "RELEASED",
@@ -177,7 +179,7 @@ def _judge_ending(
     if (kind == ABANDONED) != (standing.state == DISPATCHED):
         report.find("dispatched", f"{where}: {found}, but it stood {standing}", events)
         return
-    if cause == "TOO_LARGE":
+    if cause in LOST_VALUES:
         if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
             report.find("attempts", f"{where}: {found}, but it stood {standing}", events)
         return

@@ -34,7 +34,13 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.names import ATTEMPT_HEADER, DELIVER_AT_HEADER
+from marq.wire.names import (
+    ATTEMPT_HEADER,
+    DELIVER_AT_HEADER,
+    ORDERING_KEY_HEADER,
+    RESERVED_HEADER,
+    TYPE_HEADER,
+)
 from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin, record_id
 
@@ -42,6 +48,8 @@ log = logging.getLogger("marq")
 
 #: Maximum bytes of an ACQUIRE per message, besides its value, headers and key.
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
+#: Marq's headers that do not prevent an ACQUIRE from leaving a payload in its record.
+_LEFT_HEADERS = frozenset({TYPE_HEADER, ORDERING_KEY_HEADER})
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
 #: Room that a message leaves in an ACQUIRE for the headers that it gets when it is acquired again or dead-lettered.
@@ -87,7 +95,10 @@ class Acquisition:
         yield MarkerRecord.of(self._marker(), self.settings.markers_partitions)
 
     def _marker(self) -> Acquire:
-        columns = _columns(self.queue, self.source, self.taken, self.own_topic)
+        # If the record of an ordered message was removed, the tracker sends its payload. A delayed message waits so
+        # long that the tracker would copy its payload anyway.
+        keeps = self.keys is not None or self.dues_ms is not None
+        columns = _columns(self.queue, self.source, self.taken, self.own_topic, keeps)
         return Acquire(
             self.queue,
             self.holder,
@@ -285,10 +296,37 @@ def _sizes(messages: Records, room: int, own_topic: bool) -> list[int]:
     ]
 
 
-def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> Columns:
+def _left(messages: Records) -> Sequence[bool] | None:
+    """Return which payloads an ACQUIRE leaves in their records; None for all of them.
+
+    Those of messages with headers from Marq are kept: a message that was delivered before is likely to be again, and
+    readers of the log follow it by its id.
+    """
+    names = messages.header_names
+    if not any(name.startswith(RESERVED_HEADER) and name not in _LEFT_HEADERS for name in names):
+        return None
+    return [
+        not any(name.startswith(RESERVED_HEADER) and name not in _LEFT_HEADERS for name, _ in headers)
+        for headers in messages.headers or ()
+    ]
+
+
+def _kept_headers(messages: Records, left: Sequence[bool] | None) -> Sequence[bytes] | None:
+    encoded = messages.encoded_headers
+    if encoded is None or left is None:
+        return encoded
+    return [b"" if absent else headers for absent, headers in zip(left, encoded, strict=True)]
+
+
+def _columns(queue: str, source: Source, messages: Records, own_topic: bool, keeps: bool) -> Columns:
+    left = None
+    if not keeps:
+        left = _left(messages)
+        if left is None:
+            return Columns(queue.encode(), messages.timestamps, None)
     keys = messages.keys if own_topic else None
     if messages.headers is None:
-        return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys)
+        return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys, left=left)
     attempts = None
     if messages.has_header(ATTEMPT_HEADER):
         attempts = [
@@ -301,5 +339,6 @@ def _columns(queue: str, source: Source, messages: Records, own_topic: bool) -> 
         messages.values,
         attempts=None if attempts is None or attempts.count(1) == len(attempts) else attempts,
         keys=keys,
-        headers=messages.encoded_headers,
+        headers=_kept_headers(messages, left),
+        left=left,
     )

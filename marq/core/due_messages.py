@@ -15,7 +15,7 @@ from marq.core.due_index import DueIndex
 from marq.core.redeliver_or_dead_letter import DueAction, is_delivery, resolve_due
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
 from marq.core.storage.rows import LeaseRow
-from marq.core.storage.table_image import TableImage
+from marq.core.storage.table_image import Place, TableImage
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import Source
 
@@ -74,6 +74,15 @@ class DueMessages(TableImage):
             self._firing_count += len(waiting)
             fires += [resolve_due(opened.source, offset, lease, settings) for offset in waiting]
         return fires
+
+    def put_back(self, fire: DueAction) -> None:
+        """Note that a due message is not sent yet; it is due again after :meth:`remind`."""
+        self._known_of(fire.lease.queue, fire.source).firing.discard(fire.offset)
+        self._firing_count -= 1
+
+    def remind(self, place: Place) -> None:
+        """Make a message that was put back due again, if it is still open."""
+        self._hint_at(self._known_of(place.queue, place.source), place.offset)
 
     def wanted_ms(self, lease: LeaseRow) -> int:
         """Return when a message was due, or when its queue was resumed if that was later."""

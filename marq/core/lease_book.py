@@ -126,6 +126,8 @@ class LeaseBook(DueMessages):
         if isinstance(batch, Tick):
             return self.clock.tick(append_time_ms, batch.holder, batch.monotonic_ms)
         _FOLDS[type(batch)](self, batch)
+        # A PURGE or RESUME may concern all open messages, and deduplication ids have a row for each batch.
+        self._most_rows += 1 + (self._open_count if isinstance(batch, Purge | Resume) else len(batch.offsets))
         return 0
 
     def skip(self, append_time_ms: int, offset: int) -> None:
@@ -451,7 +453,12 @@ class LeaseBook(DueMessages):
     def _acknowledged(self, batch: Ack) -> list[tuple[OpenMessages, list[int]]]:
         """Return the messages that an ACK without a queue ends: where several share a place, only its holder's."""
         asked, seen, shared = set(batch.offsets), set[int](), set[int]()
-        found = [(opened, opened.leases.keys() & asked) for opened in self._all_of(ANY_QUEUE, batch.source)]
+        # There may be thousands of queues, few of them with messages in the batch.
+        found = [
+            (self._known_of(opened.queue, batch.source), offsets)
+            for opened in self._in(batch.source)
+            if opened.leases and (offsets := opened.leases.keys() & asked)
+        ]
         for _, offsets in found:
             shared |= seen & offsets
             seen |= offsets
@@ -478,6 +485,7 @@ class LeaseBook(DueMessages):
         counts = self._count(batch.queue)
         counts.expired += batch.causes.count(Cause.EXPIRED)
         counts.too_large += batch.causes.count(Cause.TOO_LARGE)
+        counts.gone += batch.causes.count(Cause.GONE)
         # Counted although an ACK may have closed the message meanwhile: the redelivery is in the queue.
         name = _FACT_COUNTS[batch.kind]
         setattr(counts, name, getattr(counts, name) + len(batch.offsets))

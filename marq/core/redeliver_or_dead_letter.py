@@ -8,7 +8,7 @@ from enum import IntEnum
 from marq.core.storage.rows import LeaseRow
 from marq.core.transitions import DUE, TO_QUEUE
 from marq.settings.queue import QueueSettings
-from marq.wire.large_messages import left_out, size_bytes
+from marq.wire.large_messages import is_gone, left_out, size_bytes
 from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Payload, Source
 from marq.wire.names import HEADER_ROOM_BYTES
 
@@ -77,16 +77,17 @@ def _fact(lease: LeaseRow, settings: QueueSettings) -> Kind:
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
-    """Return the action, or a dead-letter action if the message is too large for the messages topic or for a marker."""
+    """Return the action, or a dead-letter action if the message is too large or its record is gone."""
+    if is_gone(payload) and fire.destination is not Destination.NOWHERE:
+        return dead_letter(fire, Cause.GONE)
     if fire.destination is not Destination.QUEUE:
         return fire
     # Without its value, a message is small, but a handler must not get it.
     if size_bytes(payload) <= limit_bytes - HEADER_ROOM_BYTES // 2 and not left_out(payload):
         return fire
-    return too_large(fire)
+    return dead_letter(fire, Cause.TOO_LARGE)
 
 
-def too_large(fire: DueAction) -> DueAction:
-    """Return the action for a message whose redelivery was rejected as too large."""
-    attempt = fire.lease.attempt
-    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)
+def dead_letter(fire: DueAction, cause: Cause) -> DueAction:
+    """Return the action for a message that can't be delivered again for this cause."""
+    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt, cause)

@@ -20,17 +20,19 @@ from dataclasses import dataclass, field
 
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.core.storage.handling_times import HandlingTimes, samples, waits
+from marq.core.storage.handling_times import SAMPLES, HandlingTimes, samples, waits
 from marq.core.storage.rows import LeaseRow
 from marq.settings.queue import QueueSettings
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Acquire, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
+from marq.wire.markers import ANY_QUEUE, Ack, Acquire, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
 from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.
 TICK_INTERVAL_MS = 50
+#: If a source has more queues than this, only one message of an ACK without a queue is sampled.
+MANY_QUEUES = 100
 #: Markers in one fact batch.
 MAX_FACT_MARKERS = 1_000
 
@@ -88,7 +90,9 @@ class Tracker:
         # One ACK per ms: sampling many small ones would cost more than folding them.
         if isinstance(batch, Ack) and append_time_ms != self._sampled_ms:
             self._sampled_ms = append_time_ms
-            ended += samples(batch, self.book.open_in(batch.queue, batch.source))
+            # Each sample of an ACK without a queue is looked up in all queues.
+            many = batch.queue == ANY_QUEUE and self.book.queues_in(batch.source) > MANY_QUEUES
+            ended += samples(batch, self.book.open_in(batch.queue, batch.source), 1 if many else SAMPLES)
         jump_ms = self.book.fold(batch, append_time_ms, offset)
         for lease, messages in ended:
             self.handling.note(lease.queue, self.book.clock.now_ms - lease.since_ms, messages)

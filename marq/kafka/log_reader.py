@@ -10,12 +10,14 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
+from aiokafka.client import ConnectionGroup
 from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.foreign_transactions import CautiousConsumer
 from marq.kafka.paced_clients import client_of
+from marq.kafka.protocol import ids_of_topics, unknown_topics
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
@@ -97,6 +99,19 @@ class LogReader:
                 return log_name(topic) in await self._running().topics()
         except (KafkaError, TimeoutError) as error:
             raise self._failed([topic], error) from error
+
+    async def is_deleted(self, topic: str) -> bool:
+        """Return whether a topic is known not to exist; False if the client has no permission to describe it."""
+        client = client_of(self._running())
+        try:
+            async with asyncio.timeout(self._limit_s):
+                asked = ids_of_topics([log_name(topic)])
+                answer = await client.send(client.get_random_node(), asked, group=ConnectionGroup.COORDINATION)
+        except NotImplementedError:
+            return False
+        except (KafkaError, TimeoutError) as error:
+            raise self._failed([topic], error) from error
+        return bool(unknown_topics(answer))
 
     async def ranges(self, topic: str) -> dict[Source, range]:
         """Return the offsets that each partition of a topic has now."""
@@ -189,7 +204,8 @@ class LogReader:
             done = [source for source, span in left.items() if positions[source] >= span.stop]
             for source in done:
                 del left[source]
-            if done and left:
+            if done:
+                # Otherwise it would be fetched until the next call, which would wait for that fetch.
                 self._running().pause(*_by_partition(done))
 
     def _stuck(self, left: Ranges, positions: Positions) -> BrokerUnavailable:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import UnknownTopicOrPartitionError
 from aiokafka.protocol.admin import DescribeGroupsRequest, DescribeGroupsResponse_v3
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import (
@@ -254,6 +255,11 @@ def ids_of_topics(topics: Iterable[str]) -> HandMade:
 def read_ids(answer: Any) -> dict[str, str]:
     """Return the ids in the answer to :func:`ids_of_topics`, in hexadecimal, of the topics that the broker knows."""
     return {name: f"{high % 2**64:016x}{low % 2**64:016x}" for _, name, high, low, *_ in answer.topics if high or low}
+
+
+def unknown_topics(answer: Any) -> set[str]:
+    """Return the topics in the answer to :func:`ids_of_topics` that do not exist, as far as the client may know."""
+    return {name for code, name, *_ in answer.topics if code == UnknownTopicOrPartitionError.errno}
 
 
 async def describe_groups(

@@ -146,7 +146,12 @@ class Records(Sequence[Row]):
 
     def has_header(self, name: str) -> bool:
         """Return whether a record has a header of this name."""
-        return self.headers is not None and name in self._header_names(self.headers)
+        return name in self.header_names
+
+    @property
+    def header_names(self) -> set[str]:
+        """The names of all headers of these records."""
+        return set() if self.headers is None else self._header_names(self.headers)
 
     def _header_names(self, headers: Sequence[Headers]) -> set[str]:
         if self._names is None:

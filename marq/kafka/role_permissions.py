@@ -106,7 +106,8 @@ def worker(
     permissions = _every_role(names, handled_topics if handlers else ()) + _topics("Write", [names.queues])
     if tracker:
         permissions += [
-            *_topics("Read", [names.markers, names.changelog]),
+            # ACQUIREs leave payloads in the records of messages.
+            *_topics("Read", [names.markers, names.changelog, names.messages, *own_topics]),
             *_topics("Write", [names.markers, names.changelog]),
             *_topics("Write", [names.messages, names.dead_letters, names.quarantine]),
             # Faust asks for the changelog's creation at every start, although it exists.
@@ -118,7 +119,6 @@ def worker(
             Permission(ResourceType.TRANSACTIONAL_ID, names.transactional_ids, "Write", prefixed=True),
         ]
     if tracker and backlog:
-        permissions += _topics("Read", [names.messages, *own_topics])
         permissions.append(Permission(ResourceType.GROUP, names.backlog, "Read"))
     if handlers:
         permissions += [

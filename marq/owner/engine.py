@@ -19,24 +19,31 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
+from itertools import islice
 from typing import Any, Protocol
 
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.lease_book import LeaseBook
-from marq.core.redeliver_or_dead_letter import DueAction, fitting, too_large
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, dead_letter, fitting
 from marq.core.storage import rows
+from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
 from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import UnknownVersion
-from marq.wire.large_messages import left_out, size_bytes, without_value
+from marq.wire.large_messages import gone, left_out, size_bytes, without_value
 from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
 
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
 MAX_COPIES = 2_000
 MAX_COPIES_BYTES = 4 << 20
+#: Approximate number of messages whose payloads are copied from their records at a time.
+MAX_LEFT = 2_000
+#: How much larger than a message of the messages topic a payload in a row may be: the changelog accepts 65,536 bytes
+#: more, and the row has names, an error and a traceback, too.
+ROOM_IN_ROWS = 65_536 - 8_192
 #: Time after which an owner that has not read its own TICK reads again.
 TICK_READ_MS = 5_000
 _ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
@@ -77,7 +84,7 @@ class PendingLimits:
     def are_reached(self, book: LeaseBook, pending_bytes: int) -> bool:
         """Return whether rows must be written before more markers are folded."""
         shares = max(1, self._sharers()) * self._divisor
-        return pending_bytes > MAX_PENDING_BYTES // shares or book.pending_rows > MAX_PENDING_ROWS // shares
+        return pending_bytes > MAX_PENDING_BYTES // shares or book.has_more_rows(MAX_PENDING_ROWS // shares)
 
 
 class Table(Protocol):
@@ -91,7 +98,7 @@ class Table(Protocol):
 
 
 def find_payloads(
-    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[Place]
 ) -> list[Payload | None]:
     """Return the payloads of messages, None for each that is not open; the table is asked once for all of them."""
     payloads = [book.fresh_payload(*message) for message in messages]
@@ -110,7 +117,7 @@ def find_payloads(
 
 
 def find_payloads_in_turn(
-    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[tuple[str, Source, int]]
+    book: LeaseBook, pending: Mapping[bytes, bytes | None], table: Table, messages: Sequence[Place]
 ) -> Iterator[Payload | None]:
     """Yield the payloads of messages, each None if it is not open.
 
@@ -186,6 +193,8 @@ class OwnerEngine:
         self._due: list[DueAction] = []
         #: Messages of a transaction that was refused for its size, last one first; each gets its own transaction.
         self._apart: list[Due] = []
+        #: Due messages whose payloads are only in their records, by queue and source.
+        self._missing: dict[tuple[str, Source], dict[int, None]] = {}
         #: True while a transaction with redeliveries has an unknown outcome.
         self._sending = False
         #: The last marker of the last plan; the next plan waits until it is read.
@@ -233,6 +242,7 @@ class OwnerEngine:
         self.position, self._delivered = None, False
         self.pending, self.answers, self.notes = {}, [], []
         self._due, self._apart, self._sending = [], [], False
+        self._missing = {}
         self._pending_bytes, self._unacknowledged = 0, False
 
     def let_go(self) -> None:
@@ -399,7 +409,7 @@ class OwnerEngine:
                 return False
             place = record_headers.record_id(fire.source.log, fire.offset)
             payload = without_value(payload, place, "the dead-letter topic accepts less")
-        self._apart.append((too_large(fire), payload))
+        self._apart.append((dead_letter(fire, Cause.TOO_LARGE), payload))
         return True
 
     def _cut_unreadable(self) -> bool:
@@ -419,6 +429,61 @@ class OwnerEngine:
         A marker could end one of these messages, and its redelivery would be sent anyway.
         """
         return self._sending or bool(self._due or self._apart)
+
+    # --- copy ---------------------------------------------------------------------------------------------------------
+
+    def missing(self) -> dict[Place, Payload]:
+        """Return due messages whose payloads must be copied from their records now, some of each source.
+
+        :meth:`supply` takes the payloads by the same places.
+        """
+        share = -(-MAX_LEFT // max(1, len(self._missing)))
+        places = [
+            Place(queue, source, offset)
+            for (queue, source), offsets in self._missing.items()
+            for offset in islice(offsets, share)
+        ]
+        return self.left_among(places)
+
+    def outliving(self, now_ms: int) -> dict[Place, Payload]:
+        """Return messages whose leases have outlived a flush, and whose payloads are only in their records.
+
+        ``now_ms`` is the shell's monotonic clock.
+        """
+        # Without markers, the log's own clock does not advance.
+        before_ms = self.tracker.estimate_ms(now_ms) - self._flush_ms
+        return self.left_among(self.tracker.book.left(MAX_LEFT, before_ms))
+
+    def left_among(self, places: Sequence[Place]) -> dict[Place, Payload]:
+        """Return those of the messages that are open, and whose payloads are only in their records."""
+        book = self.tracker.book
+        still_open = [place for place in places if place.offset in book.open_in(place.queue, place.source)]
+        payloads = find_payloads(book, self.pending, self._table, still_open)
+        left = {place: payload for place, payload in zip(still_open, payloads, strict=True) if payload and payload.left}
+        for place in places:
+            if place not in left:
+                self._supplied(place)
+        return left
+
+    def supply(self, copied: Mapping[Place, Payload | None]) -> None:
+        """Take payloads that were copied from their records; None for a record that was removed."""
+        for place, left in self.left_among([*copied]).items():
+            payload, name = copied[place], record_headers.record_id(place.source.log, place.offset)
+            if payload is None:
+                payload = gone(name, left.timestamp_ms)
+            elif size_bytes(payload) > self._limit_bytes + ROOM_IN_ROWS:
+                payload = without_value(payload, name, "the worker's table accepts less")
+            self.tracker.book.supply(place, payload)
+            self._pending_bytes += size_bytes(payload)
+            self._supplied(place)
+
+    def _supplied(self, place: Place) -> None:
+        of_source = self._missing.get((place.queue, place.source), {})
+        if place.offset in of_source:
+            del of_source[place.offset]
+            if not of_source:
+                del self._missing[place.queue, place.source]
+            self.tracker.book.remind(place)
 
     # --- when ---------------------------------------------------------------------------------------------------------
 
@@ -455,25 +520,39 @@ class OwnerEngine:
 
     def payload(self, queue: str, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message, else None."""
-        return find_payloads(self.tracker.book, self.pending, self._table, [(queue, source, offset)])[0]
+        return find_payloads(self.tracker.book, self.pending, self._table, [Place(queue, source, offset)])[0]
 
     def _next_due(self) -> list[Due]:
         """Return due messages for one transaction."""
         if self._apart:
             return [self._apart.pop()]
-        self._due = self._due or self.tracker.due()
+        while True:
+            self._due = self._due or self.tracker.due()
+            due = self._with_payloads()
+            # Otherwise markers would be read while decided messages wait.
+            if due or not self._due:
+                return due
+
+    def _with_payloads(self) -> list[Due]:
+        """Take the next due messages; put those back whose payloads are missing."""
         fires = self._due[:MAX_COPIES]
-        places = [(fire.lease.queue, fire.source, fire.offset) for fire in fires]
+        places = [Place(fire.lease.queue, fire.source, fire.offset) for fire in fires]
         payloads = find_payloads_in_turn(self.tracker.book, self.pending, self._table, places)
-        due, room = list[Due](), MAX_COPIES_BYTES
-        for fire, payload in zip(fires, payloads, strict=True):
+        due, room, decided = list[Due](), MAX_COPIES_BYTES, 0
+        for place, fire, payload in zip(places, fires, payloads, strict=True):
             assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
+            decided += 1
+            if payload.left and fire.destination is not Destination.NOWHERE:
+                # Markers are read meanwhile, so it is decided again.
+                self.tracker.book.put_back(fire)
+                self._missing.setdefault((place.queue, place.source), {})[place.offset] = None
+                continue
             due.append((fitting(fire, payload, self._limit_bytes), payload))
             room -= size_bytes(payload)
             if room <= 0:
                 # The others stay in `_due`: a transaction that takes too long would be aborted and built again.
                 break
-        self._due = self._due[len(due) :]
+        self._due = self._due[decided:]
         return due
 
     def _has_to_plan(self) -> bool:

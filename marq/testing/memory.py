@@ -117,6 +117,9 @@ class Memory:
         """Delete a topic of :meth:`make_topic`, and the offsets that groups have committed for it."""
         if name not in self.topics or not self.topics[name].id:
             raise ConfigError(f"topic {name} was not created with create_topic at {self.address}")
+        for namespace in self._namespaces.values():
+            for owner in namespace.owners:
+                owner.copy_from(name)
         self._deleted[name] = self.topics.pop(name)
         for group in self.groups.values():
             group.committed = {source: commit for source, commit in group.committed.items() if source.topic != name}

@@ -11,6 +11,9 @@ from typing import Any
 from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
+from marq.core.storage.table_image import Place
+from marq.kafka.records import Records
+from marq.kafka.source_records import payloads_in
 from marq.kafka.topics import Topics
 from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
@@ -123,6 +126,15 @@ class Namespace:
             for source, offset, lease, payload in owner.open_messages():
                 if lease.queue == queue:
                     yield source, offset, lease, payload
+
+    def record_at(self, place: Place, payload: Payload) -> Payload | None:
+        """Return the payload that an ACQUIRE left in its record, None if the record was removed."""
+        source = place.source
+        topic = self.topics.get(source.log.topic)
+        if topic is None or source != Source(topic.name, source.partition).of(topic.id):
+            return None
+        records = Records.of(topic.logs[source.partition][place.offset : place.offset + 1])
+        return dict(payloads_in(self.names, source, records, {place: payload})).get(place)
 
     def sent_as_markers(self, queue: str) -> Iterator[tuple[Source, int, Payload]]:
         """Return each message that was sent with a time or a deduplication id, and so began as a DELAY marker."""

@@ -15,6 +15,7 @@ from marq.core.deliveries import redelivery_records
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
+from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine
 from marq.owner.transaction_content import OwnerTransaction
@@ -119,6 +120,18 @@ class Owner:
                 self._working = False
             self._set_timer()
 
+    def copy_from(self, topic: str) -> None:
+        """Copy the payloads of all messages of a topic that is about to be deleted, as a worker would have done."""
+        places = [
+            Place(lease.queue, source, offset)
+            for source, offset, lease in self.tracker.book.open_leases()
+            if source.log.topic == topic
+        ]
+        self._copy(self._engine.left_among(places))
+
+    def _copy(self, left: Mapping[Place, Payload]) -> None:
+        self._engine.supply({place: self._namespace.record_at(place, payload) for place, payload in left.items()})
+
     def _append(self, value: bytes | None) -> int:
         offset = self._markers.append(self._partition, self._clock.wall_ms, None, value)
         self._record_acked(value)
@@ -134,6 +147,9 @@ class Owner:
         engine, now_ms = self._engine, self._clock.now_ms
         engine.tracker.saw(now_ms)
         write = engine.next_write(now_ms)
+        if write is None and (left := engine.missing()):
+            self._copy(left)
+            write = engine.next_write(now_ms)
         if write is None and (engine.tracker.unreadable or engine.flush_in_ms(now_ms) == 0):
             return engine.rows()
         return write
@@ -182,6 +198,8 @@ class Owner:
 
     def _payload(self, queue: str, source: Source, offset: int) -> Payload:
         payload = self._engine.payload(queue, source, offset)
+        if payload is not None and payload.left:
+            payload = self._namespace.record_at(Place(queue, source, offset), payload)
         assert payload is not None, f"no payload of {record_headers.record_id(source, offset)}"
         return payload
 

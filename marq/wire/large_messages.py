@@ -1,13 +1,13 @@
-"""Messages that do not fit into a record of Marq's topics: their place is kept instead of their value.
+"""Messages without their values: too large for a record of Marq's topics, or removed before they were copied.
 
-The record itself stays where it is, so a person can read it there. Without its value the message can be acquired and
-become a dead letter like any other, and does not hold up the messages behind it.
+Their place is kept instead. A record that is too large stays where it is, so a person can read it there. Without its
+value the message can be acquired and become a dead letter like any other, and does not hold up the messages behind it.
 """
 
 from __future__ import annotations
 
 from marq.wire.markers import Payload, headers_bytes
-from marq.wire.names import TOO_LARGE_HEADER
+from marq.wire.names import GONE_HEADER, TOO_LARGE_HEADER
 from marq.wire.record_headers import last_value
 
 #: Maximum bytes of the key and the headers that are kept.
@@ -41,4 +41,15 @@ def left_out(payload: Payload) -> str:
     """Return the note about a value that was left out; empty for a message that is complete."""
     if payload.value is not None:
         return ""
-    return (last_value(payload.headers, TOO_LARGE_HEADER) or b"").decode("utf-8", "replace")
+    note = last_value(payload.headers, TOO_LARGE_HEADER) or last_value(payload.headers, GONE_HEADER) or b""
+    return note.decode("utf-8", "replace")
+
+
+def gone(place: str, timestamp_ms: int) -> Payload:
+    """Return the payload of a message whose record at ``place`` was removed before it was copied."""
+    note = f"{place} was removed before the tracker could copy it"
+    return Payload(timestamp_ms, 1, None, ((GONE_HEADER, note.encode()),), None)
+
+
+def is_gone(payload: Payload) -> bool:
+    return payload.value is None and last_value(payload.headers, GONE_HEADER) is not None

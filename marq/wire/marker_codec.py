@@ -213,17 +213,18 @@ class _Texts:
 
 @dataclass(frozen=True, slots=True)
 class _Payloads:
-    """The payload of each message."""
+    """The payload of each message; with ``may_leave``, it may be only in the message's record."""
 
+    may_leave: bool
     name: str = "payloads"
 
     def write(self, batch: Any, parts: list[bytes]) -> int:
         if len(batch.payloads) != len(batch.offsets):
             raise ValueError(f"{len(batch.offsets)} offsets but {len(batch.payloads)} payloads")
-        return write_payloads(batch.payloads, batch.queue.encode(), parts)
+        return write_payloads(batch.payloads, batch.queue.encode(), parts, may_leave=self.may_leave)
 
     def read(self, reader: ByteReader, flags: int, frame: _Frame) -> ReadPayloads:
-        return read_payloads(reader, flags, frame[0].encode(), len(frame[3]))
+        return read_payloads(reader, flags, frame[0].encode(), len(frame[3]), may_leave=self.may_leave)
 
 
 # --- the table --------------------------------------------------------------------------------------------------------
@@ -240,7 +241,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
             _Flag("in_order", IN_ORDER, True),
             _Flag("counted", UNCOUNTED, False),
             _Numbers("dues_ms", "q", least=NOW, flag=DUES),
-            _Payloads(),
+            _Payloads(may_leave=True),
         ),
     ),
     Kind.RENEW: (Renew, (_Number("lease_ms", _U32), _Flag("started", STARTED, True), _Flag("exactly", EXACTLY, True))),
@@ -254,7 +255,7 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
         ),
     ),
     Kind.REJECT: (Reject, (_Texts("reasons"),)),
-    Kind.DELAY: (Delay, (_FromOffset(least=-1), *_RELATIVE_TIMES, _Payloads())),
+    Kind.DELAY: (Delay, (_FromOffset(least=-1), *_RELATIVE_TIMES, _Payloads(may_leave=False))),
     Kind.RESCHEDULE: (Reschedule, _RELATIVE_TIMES),
     Kind.CANCEL: (Cancel, ()),
     Kind.DISCARD: (Discard, ()),

@@ -96,6 +96,8 @@ class Cause(IntEnum):
     CANCELLED = 6
     #: A schedule's definition was changed or removed: the tracker withdraws its messages and forgets its source.
     WITHDRAWN = 7
+    #: The message's record was removed before its payload was copied: it can't be delivered again.
+    GONE = 8
 
 
 class RequestOutcome(IntEnum):
@@ -127,13 +129,17 @@ class Source(NamedTuple):
 
 
 class Payload(NamedTuple):
-    """The record as its sender made it: everything that must survive redelivery."""
+    """The record as its sender made it: everything that must survive redelivery.
+
+    ``left``: key, headers and value are only in the message's own record, so they are None or empty here.
+    """
 
     timestamp_ms: int
     attempt: int
     key: bytes | None
     headers: Headers
     value: bytes | None
+    left: bool = False
 
 
 class Payloads(Sequence[Payload]):

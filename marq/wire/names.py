@@ -25,6 +25,8 @@ FIRST_RECEIVED_HEADER = "marq-first-received"
 REASON_HEADER = "marq-reason"
 #: Of a message whose value is left out because it does not fit: the place and the size of its record, as text.
 TOO_LARGE_HEADER = "marq-too-large"
+#: Of a message whose record was removed before it was copied: the place of the record, as text.
+GONE_HEADER = "marq-gone"
 ERROR_HEADER = "marq-error"
 #: The traceback of the last attempt, in dead letters only.
 TRACEBACK_HEADER = "marq-traceback"

@@ -18,7 +18,11 @@ from marq.wire.markers import Headers, Payload, Payloads
 #: Flags of a batch: which of the columns that may be left out it has.
 ATTEMPTS, KEYS, HEADERS = 2, 4, 8
 
+#: In place of the length of a value: the message's key, headers and value are only in its record.
+LEFT = -2
+
 _U16, _I32 = Struct(">H"), Struct(">i")
+_LEFT = _I32.pack(LEFT)
 _NO_HEADERS = _U16.pack(0)
 
 
@@ -73,17 +77,19 @@ class Columns(Payloads):
     """The payloads of an ACQUIRE as columns, for a writer that has thousands of them: no object for each.
 
     None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
-    headers. ``headers`` are those of each message as :func:`encode_headers` returns them.
+    headers. ``headers`` are those of each message as :func:`encode_headers` returns them. ``left`` says of each message
+    whether its payload is only in its record; without ``values``, all are.
     """
 
-    __slots__ = ("attempts", "headers", "keys", "queue_key", "timestamps", "values")
+    __slots__ = ("attempts", "headers", "keys", "left", "queue_key", "timestamps", "values")
 
     def __init__(
         self,
         queue_key: bytes,
         timestamps: Sequence[int],
-        values: Sequence[bytes | None],
+        values: Sequence[bytes | None] | None,
         *,
+        left: Sequence[bool] | None = None,
         attempts: Sequence[int] | None = None,
         keys: Sequence[bytes | None] | None = None,
         headers: Sequence[bytes] | None = None,
@@ -91,6 +97,7 @@ class Columns(Payloads):
         self.queue_key = queue_key
         self.timestamps = timestamps
         self.values = values
+        self.left = left
         self.attempts = attempts
         self.keys = keys
         self.headers = headers
@@ -100,14 +107,18 @@ class Columns(Payloads):
 
     def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
         attempt = 1 if self.attempts is None else self.attempts[index]
+        if self.values is None or (self.left is not None and self.left[index]):
+            return Payload(self.timestamps[index], attempt, None, (), None, left=True)
         key = self.queue_key if self.keys is None else self.keys[index]
         headers: Headers = () if self.headers is None else decode_headers(self.headers[index])
         return Payload(self.timestamps[index], attempt, key, headers, self.values[index])
 
 
-def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes]) -> int:
+def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes], *, may_leave: bool) -> int:
     """Append the columns to ``parts``, and return the flags of those that are written."""
     columns = payloads if isinstance(payloads, Columns) else _columns(payloads, queue_key)
+    if not may_leave and (columns.values is None or columns.left is not None):
+        raise ValueError("a marker of this kind must contain its payloads, because its messages have no records")
     count = len(columns)
     flags = 0
     parts.append(pack(f">{count}q", *columns.timestamps))
@@ -120,24 +131,37 @@ def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[by
     if columns.headers is not None:
         flags |= HEADERS
         _write_values(columns.headers, parts)
-    _write_values(columns.values, parts)
+    if columns.values is None:
+        parts.append(_LEFT * count)
+    else:
+        _write_values(columns.values, parts, columns.left)
     return flags
 
 
 def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
-    timestamps, attempts, keys, headers, values = zip(*payloads, strict=True)
+    timestamps, attempts, keys, headers, values, left = zip(*payloads, strict=True)
     count = len(timestamps)
+    if any(left):
+        keys = tuple([queue_key if absent else key for absent, key in zip(left, keys, strict=True)])
     return Columns(
         queue_key,
         timestamps,
         values,
+        left=left if any(left) else None,
         attempts=attempts if attempts.count(1) != count else None,
         keys=keys if keys.count(queue_key) != count else None,
         headers=[encode_headers(message_headers) for message_headers in headers] if any(headers) else None,
     )
 
 
-def _write_values(values: Sequence[bytes | None], parts: list[bytes]) -> None:
+def _write_values(values: Sequence[bytes | None], parts: list[bytes], left: Sequence[bool] | None = None) -> None:
+    if left is not None:
+        lengths = [
+            LEFT if absent else -1 if value is None else len(value) for absent, value in zip(left, values, strict=True)
+        ]
+        parts.append(pack(f">{len(lengths)}i", *lengths))
+        parts += [value for length, value in zip(lengths, values, strict=True) if value is not None and length >= 0]
+        return
     if None not in values:
         parts.append(pack(f">{len(values)}i", *map(len, values)))  # type: ignore[arg-type]
         parts += values  # type: ignore[arg-type]
@@ -146,7 +170,7 @@ def _write_values(values: Sequence[bytes | None], parts: list[bytes]) -> None:
     parts += [value for value in values if value is not None]
 
 
-def read_payloads(reader: ByteReader, flags: int, queue_key: bytes, count: int) -> ReadPayloads:
+def read_payloads(reader: ByteReader, flags: int, queue_key: bytes, count: int, *, may_leave: bool) -> ReadPayloads:
     """Return the payloads of ``count`` messages."""
     timestamps = reader.numbers("q", count)
     attempts = reader.numbers("I", count) if flags & ATTEMPTS else None
@@ -154,7 +178,8 @@ def read_payloads(reader: ByteReader, flags: int, queue_key: bytes, count: int) 
     headers = ReadColumn(reader, count) if flags & HEADERS else None
     if headers is not None:
         headers.check_headers()
-    return ReadPayloads(timestamps, attempts, keys, headers, ReadColumn(reader, count), queue_key)
+    values = ReadColumn(reader, count, least=LEFT if may_leave else -1)
+    return ReadPayloads(timestamps, attempts, keys, headers, values, queue_key)
 
 
 class ReadColumn:
@@ -162,16 +187,17 @@ class ReadColumn:
 
     __slots__ = ("_data", "_end", "_ends", "_start", "lengths")
 
-    def __init__(self, reader: ByteReader, count: int) -> None:
-        #: The bytes of each value; -1 stands for None.
+    def __init__(self, reader: ByteReader, count: int, least: int = -1) -> None:
+        #: The bytes of each value; -1 stands for None, and :data:`LEFT` for one that is only in its record.
         self.lengths = reader.numbers("i", count)
-        if min(self.lengths) < -1:
+        if min(self.lengths) < least:
             raise CorruptMarker("a value of negative length")
         self._data = reader.data
         self._start = reader.position
         self._ends: list[int] | None = None
-        # A length of -1 stands for None, which takes no room.
-        reader.position += sum(self.lengths) + self.lengths.count(-1)
+        # A negative length takes no room.
+        lengths = self.lengths
+        reader.position += sum(lengths) + lengths.count(-1) - LEFT * lengths.count(LEFT)
         if reader.position > len(reader.data):
             raise CorruptMarker("the values pass the end of the batch")
         self._end = reader.position
@@ -196,7 +222,7 @@ class ReadColumn:
 
     def __getitem__(self, index: int) -> bytes | None:
         if self._ends is None:
-            sizes = self.lengths if -1 not in self.lengths else [max(length, 0) for length in self.lengths]
+            sizes = self.lengths if min(self.lengths) >= 0 else [max(length, 0) for length in self.lengths]
             self._ends = list(accumulate(sizes, initial=self._start))
         length = self.lengths[index]
         return None if length < 0 else self._data[self._ends[index] : self._ends[index + 1]]
@@ -221,10 +247,13 @@ class ReadPayloads(Payloads):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The bytes of each value; -1 stands for None."""
+        """The bytes of each value; -1 stands for None, :data:`LEFT` for one that is only in its record."""
         return self.values.lengths
 
     def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
+        if self.values.lengths[index] == LEFT:
+            attempt = 1 if self.attempts is None else self.attempts[index]
+            return Payload(self.timestamps[index], attempt, None, (), None, left=True)
         key = self.queue_key if self.keys is None else self.keys[index]
         headers = () if self.headers is None else decode_headers(self.headers[index] or _NO_HEADERS)
         attempt = 1 if self.attempts is None else self.attempts[index]

@@ -42,7 +42,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import CHECK_KEY, Definitions
 from marq.settings.topic_configs import TopicPlan
 from marq.wire.markers import Source
-from marq.wire.names import TOO_LARGE_HEADER
+from marq.wire.names import GONE_HEADER, TOO_LARGE_HEADER
 from marq.wire.record_headers import last_value
 from marq_worker.backlog.consumer_watch import unattended
 from marq_worker.check.brokers import ClockSample
@@ -202,7 +202,10 @@ class ClusterView:
         """Count the dead letters of these queues whose values were left out, by queue and reason."""
         survey = Survey(
             self._client.names.dead_letters,
-            lambda queue, record: queue in queues and last_value(record.headers, TOO_LARGE_HEADER) is not None,
+            lambda queue, record: (
+                queue in queues
+                and any(last_value(record.headers, header) is not None for header in (TOO_LARGE_HEADER, GONE_HEADER))
+            ),
         )
         async with open_dead_letter_log(self._client) as log:
             await survey.make(log)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marq.core.deliveries.redelivery_records import LEFT_OUT
+from marq.core.deliveries.redelivery_records import GONE, LEFT_OUT
 from marq.dead_letters.selection import CountKey
 from marq.kafka.inspector import Waiting
 from marq.kafka.role_permissions import tools
@@ -326,26 +326,31 @@ def judge_backlogs(
 
 
 def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the queues of which workers have found messages that are too large."""
-    return sorted(queue for queue, metrics in add_up(answers).items() if metrics.get("too_large"))
+    """Return the queues of which workers have found messages that are too large, or whose records were removed."""
+    counts = add_up(answers)
+    return sorted(queue for queue, metrics in counts.items() if metrics.get("too_large") or metrics.get("gone"))
 
 
 def judge_large_messages(dead: Mapping[CountKey, int]) -> list[CheckFinding]:
     """Judge the dead letters whose values were left out, by queue and reason; deleted ones are not among them."""
     findings = []
-    for queue in sorted({group.queue for group in dead}):
-        reasons = sorted(group.reason for group in dead if group.queue == queue)
-        count = sum(number for group, number in dead.items() if group.queue == queue)
+    for queue, gone in sorted({(group.queue, group.reason.startswith(GONE)) for group in dead}):
+        groups = [group for group in dead if (group.queue, group.reason.startswith(GONE)) == (queue, gone)]
+        count = sum(dead[group] for group in groups)
         number = "1 message was" if count == 1 else f"{count:,} messages were"
+        advice = (
+            "send it again if you can, and delete the dead letter; keep the topic's records for longer than all workers"
+            " may be down."
+            if gone
+            else "read the record from its topic, or raise the limits of Marq's topics and send it again; then delete"
+            " the dead letter."
+        )
         findings.append(
             warning(
                 f"queue {queue}",
-                f"{number} {reasons[0]}",
-                advice=(
-                    "read the record from its topic, or raise the limits of Marq's topics and send it again; then"
-                    " delete the dead letter. List all of them with"
-                ),
-                commands=[f"marq dead {queue} --reason '{LEFT_OUT}'"],
+                f"{number} {min(group.reason for group in groups)}",
+                advice=f"{advice} List all of them with",
+                commands=[f"marq dead {queue} --reason '{GONE if gone else LEFT_OUT}'"],
             )
         )
     return findings[:_SHOWN]

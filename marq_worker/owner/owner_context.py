@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.handling_times import HandlingTimes
+from marq.core.storage.table_image import Place
 from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
+from marq.wire.markers import Payload
 from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine
 from marq_worker.owner.turns import redeliver
@@ -21,8 +23,16 @@ if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership
 
 
+#: Returns the payloads of messages from their records (marq_worker/owner/source_reader.py).
+Copier = Callable[[Mapping[Place, Payload]], Awaitable[Mapping[Place, Payload | None]]]
+
+
 async def _known() -> None:
     return
+
+
+async def _nothing(left: Mapping[Place, Payload]) -> Mapping[Place, Payload | None]:
+    return {}
 
 
 @dataclass(frozen=True)
@@ -59,5 +69,8 @@ class OwnerContext:
     #: Returns once the known placements are recent enough for sending; raises TimeoutError.
     heard: Callable[[], Awaitable[None]] = _known
     lateness: Lateness = field(default_factory=Lateness)
+    #: Copy payloads from records: of messages that are due, and of those whose leases have outlived a flush.
+    due_copier: Copier = _nothing
+    copier: Copier = _nothing
     handling: HandlingTimes = field(default_factory=HandlingTimes)
     waiting: HandlingTimes = field(default_factory=HandlingTimes)

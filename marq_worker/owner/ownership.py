@@ -29,14 +29,15 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.rows import EventCounts
+from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
-from marq.wire.errors import UnknownVersion
-from marq.wire.markers import Source
+from marq.wire.errors import MarqError, UnknownVersion
+from marq.wire.markers import Payload, Source
 from marq.wire.record_headers import record_id
-from marq_worker.owner.owner_context import OwnerContext
+from marq_worker.owner.owner_context import Copier, OwnerContext
 from marq_worker.owner.partition_writer import PartitionWriter
 from marq_worker.owner.retry_pauses import RetryPauses
 from marq_worker.progress import ProgressReport, RecentLateness
@@ -47,6 +48,9 @@ log = logging.getLogger("marq.tracker")
 
 #: How long a revoked owner may take to write folded markers; the next owner folds the rest again.
 FLUSH_ON_STOP_SECONDS = 2.0
+
+#: Pause after payloads could not be copied from their records.
+COPY_PAUSE_SECONDS = 1.0
 
 
 def newer_version_alarm(source: Source, offset: int, error: UnknownVersion) -> str:
@@ -127,6 +131,10 @@ class Ownership:
     _refused: bool = False
     #: Folded batches whose rows are not in the changelog yet.
     _unacked: deque[tuple[Event, Fetched]] = field(default_factory=deque)
+    #: Tasks that copy payloads: of due messages, and of those whose leases have outlived a flush.
+    _copying: dict[Copier, asyncio.Task[None]] = field(default_factory=dict)
+    #: When the owner last looked for leases that have outlived a flush.
+    _looked_ms: int = 0
     _noted_jump_ms: int = 0
     _stopping: bool = False
 
@@ -183,6 +191,7 @@ class Ownership:
             finished = not unfinished
             task.cancel()
             await asyncio.wait([task])
+        self._stop_copying()
         written = False
         if self.state == "owner" and finished:
             try:
@@ -355,9 +364,12 @@ class Ownership:
     async def _work(self) -> None:
         while not self._stopping:
             wait_ms = self.engine.wait_ms(uptime_ms())
+            if len(self.tracker.book) and self.context.copier not in self._copying:
+                wait_ms = min(self._copy_in_ms(), self._copy_in_ms() if wait_ms is None else wait_ms)
             if not (self._inbox or self._stopping or wait_ms == 0):
                 await self._inbox.wait(wait_ms)
-            while self._inbox:
+            # Markers could end messages whose redeliveries are already decided.
+            while self._inbox and not self.engine.unsent:
                 await self._read(*self._inbox.take())
                 if self.engine.is_full:
                     break
@@ -371,6 +383,7 @@ class Ownership:
                 await self._seek_back()
             if self.engine.flush_in_ms(uptime_ms()) == 0:
                 await self.perform(self.engine.rows())
+            self._copy()
 
     def _note_jump(self) -> None:
         if self.tracker.jump_ms != self._noted_jump_ms:
@@ -391,6 +404,50 @@ class Ownership:
     async def _seek_back(self) -> None:
         assert self.position is not None
         await self.context.seek(self.partition, self.position)
+
+    # --- copy ---------------------------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        """Start to copy payloads that are only in the records of their messages."""
+        if self.context.due_copier not in self._copying and (left := self.engine.missing()):
+            self._start_copy(self.context.due_copier, left)
+        if self.context.copier not in self._copying and self._copy_in_ms() == 0:
+            self._looked_ms = uptime_ms()
+            if left := self.engine.outliving(self._looked_ms):
+                self._start_copy(self.context.copier, left)
+
+    def _copy_in_ms(self) -> int:
+        """Return the time until to look for leases that have outlived a flush."""
+        return max(0, self._looked_ms + max(50, int(self.context.flush_seconds * 1000)) - uptime_ms())
+
+    def _start_copy(self, copier: Copier, left: Mapping[Place, Payload]) -> None:
+        name = f"copies payloads of markers partition {self.partition}"
+        self._copying[copier] = asyncio.create_task(self._copied(copier, left), name=name)
+
+    async def _copied(self, copier: Copier, left: Mapping[Place, Payload]) -> None:
+        copied: Mapping[Place, Payload | None] = {}
+        try:
+            copied = await copier(left)
+            self.engine.supply(copied)
+        except (MarqError, KafkaError, OSError, TimeoutError) as error:
+            log.warning(
+                "markers partition %s: payloads of %s messages not copied from their records, trying again: %s",
+                self.partition, len(left), error,
+            )  # fmt: skip
+        except Exception:
+            # Copies of other messages may succeed.
+            log.exception("markers partition %s", self.partition)
+        if copied:
+            self._looked_ms = 0
+        else:
+            await asyncio.sleep(COPY_PAUSE_SECONDS)
+        self._copying.pop(copier, None)
+        self.wake()
+
+    def _stop_copying(self) -> None:
+        copying, self._copying = self._copying, {}
+        for task in copying.values():
+            task.cancel()
 
     # --- write --------------------------------------------------------------------------------------------------------
 

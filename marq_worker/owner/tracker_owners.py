@@ -7,8 +7,9 @@ import asyncio
 from faust.types import TP
 from mode import Service
 
-from marq_worker.owner.owner_context import OwnerContext
+from marq_worker.owner.owner_context import Copier, OwnerContext
 from marq_worker.owner.ownership import Ownership
+from marq_worker.owner.source_reader import SourceReader
 from marq_worker.tables.standby import Standby
 
 
@@ -23,6 +24,12 @@ class TrackerOwners(Service):
         self.owned: dict[int, Ownership] = {}
         #: Owners released in the current rebalance, with their state: most partitions are assigned here again.
         self._let_go: dict[int, Ownership] = {}
+        self._readers: list[SourceReader] = []
+
+    def read_by(self, reader: SourceReader) -> Copier:
+        """Return the function with which the owners copy payloads; its reader stops with them."""
+        self._readers.append(reader)
+        return reader.copy
 
     def assigned(self, partitions: set[TP]) -> None:
         """Start owners of the assigned partitions; :meth:`revoked` has released the former ones."""
@@ -60,3 +67,4 @@ class TrackerOwners(Service):
 
     async def on_stop(self) -> None:
         await self.revoked({TP(self.topic, partition) for partition in self.owned})
+        await asyncio.gather(*(reader.stop() for reader in self._readers))

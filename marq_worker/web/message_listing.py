@@ -218,7 +218,8 @@ def described(
         # A message that waits in its place keeps its last holder.
         "holder": lease.holder if lease.state in HELD else 0,
     }
-    return shown if payload is None else {**shown, **_content(source, number, payload, redaction)}
+    # Until a lease outlives a flush, the payload may be only in the message's record.
+    return shown if payload is None or payload.left else {**shown, **_content(source, number, payload, redaction)}
 
 
 def _content(source: Source, number: int, payload: Payload, redaction: Redaction) -> dict[str, Any]:

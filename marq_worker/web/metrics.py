@@ -32,6 +32,7 @@ _QUEUE_COUNTERS = (
     ("marq_messages_redelivered", "Redeliveries.", "redelivered"),
     ("marq_messages_dead_lettered", "Messages that became dead letters.", "dead_lettered"),
     ("marq_messages_too_large", "Messages that became dead letters because they were too large.", "too_large"),
+    ("marq_messages_gone", "Messages that became dead letters because their records were removed.", "gone"),
     ("marq_messages_delayed", "Messages that were sent with a delay or a deduplication id.", "delayed"),
     ("marq_messages_delivered", "Delayed messages that became due and were sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),

@@ -315,6 +315,7 @@ class KafkaBackend(Backend):
         return name
 
     async def recreate_topic(self, topic: str, partitions: int = 2) -> None:
+        await self._namespace.copied(topic)
         await delete_topic(self.address, topic)
         await make_topic(self.address, topic, partitions)
 

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 from zlib import crc32
@@ -94,6 +95,15 @@ class Flag(NamedTuple):
 
     def is_in(self, kind: str) -> bool:
         return kind in self.kinds.split(", ") or (self.kinds == "all but TICK" and kind != "TICK")
+
+
+class InRecord(Enum):
+    """Stands for a value that is only in its message's record."""
+
+    LEFT = "in the record"
+
+
+IN_RECORD = InRecord.LEFT
 
 
 class Reader:
@@ -204,8 +214,8 @@ class Protocol:
         if field.type in self._lengths:
             length = self._lengths[field.type]
             entries = [entry.encode() if isinstance(entry, str) else entry for entry in value]
-            lengths = b"".join(_pack(length, -1 if entry is None else len(entry)) for entry in entries)
-            return lengths + b"".join(entry or b"" for entry in entries)
+            lengths = b"".join(_pack(length, _length(entry)) for entry in entries)
+            return lengths + b"".join(entry for entry in entries if isinstance(entry, bytes))
         return _pack(field.type, value)
 
     def _encode_headers(self, headers: Sequence[tuple[str, bytes | None]]) -> bytes:
@@ -246,11 +256,12 @@ class Protocol:
         for field in fields:
             if not _is_there(field, flags):
                 continue
-            values[field.name] = self._decode(reader, field, sizes)
+            may_be_left = field.name == "values" and values["kind"] == self.kinds["ACQUIRE"]
+            values[field.name] = self._decode(reader, field, sizes, may_be_left=may_be_left)
             if field.variable:
                 sizes[field.variable] = values[field.name]
 
-    def _decode(self, reader: Reader, field: Field, sizes: Mapping[str, int]) -> Any:
+    def _decode(self, reader: Reader, field: Field, sizes: Mapping[str, int], *, may_be_left: bool) -> Any:
         if field.type == "text":
             return reader.take(sizes[field.size.strip("*")]).decode()
         if field.type == "bytes":
@@ -260,7 +271,11 @@ class Protocol:
             return [_unpack(number, reader) for _ in range(_size(field, sizes) // _bytes(number))]
         if field.type in self._lengths:
             lengths = [_unpack(self._lengths[field.type], reader) for _ in range(sizes["n"])]
-            entries = [None if length == -1 else reader.take(length) for length in lengths]
+            # "A length of -2 says that the payload is only in the record": of a value in an ACQUIRE.
+            entries = [
+                None if length == -1 else IN_RECORD if length == -2 and may_be_left else reader.take(length)
+                for length in lengths
+            ]
             if field.name == "headers":
                 return [self._decode_headers(entry) for entry in entries]
             return [(entry or b"").decode() for entry in entries] if field.type == "texts" else entries
@@ -278,6 +293,10 @@ class Protocol:
             headers.append((name, None if length == -1 else reader.take(length)))
         reader.end()
         return headers
+
+
+def _length(entry: bytes | InRecord | None) -> int:
+    return -1 if entry is None else -2 if isinstance(entry, InRecord) else len(entry)
 
 
 def _is_there(field: Field, flags: set[str]) -> bool:

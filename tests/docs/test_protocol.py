@@ -239,7 +239,9 @@ def test_the_lease_row_of_the_page() -> None:
     found = (lease.queue, lease.holder, lease.attempt, lease.due_ms, lease.since_ms, lease.counted, lease.text)
     assert found == ("emails", 0, 3, 500, 400, False, "boom")
     assert lease.state is rows.State.RELEASED
-    assert rows.decode_payload(row) == (77, 3, None, (), b"hi")
+    assert rows.decode_payload(row) == (77, 3, None, (), b"hi", False)
+    left = row[: -struct.calcsize(">qiii2x")] + struct.pack(">q", 77)
+    assert rows.decode_payload(left) == (77, 3, None, (), None, True)
     source = b"\x01t" + struct.pack(">I", 9)
     assert rows.row_key("q", markers.Source("t", 9), 5) == b"r\x01q" + source + struct.pack(">Q", 5)
     assert rows.mark_key("q", markers.Source("t", 9)) == b"m\x01q" + source

@@ -22,7 +22,7 @@ from marq.wire import marker_codec, markers
 from marq.wire.errors import ConfigError
 from marq_worker.broker.embedded import EmbeddedBroker
 from tests.docs import protocol_client
-from tests.docs.protocol_client import Values
+from tests.docs.protocol_client import IN_RECORD, Values
 from tests.docs.protocol_delayer import Delayer
 from tests.docs.protocol_receiver import Message, Receiver, send
 from tests.unit.core.batches import batches
@@ -89,7 +89,9 @@ def values_of(batch: markers.Batch) -> Values:
 
 
 def columns_of(batch: markers.Acquire | markers.Delay) -> Values:
-    timestamps, attempts, keys, headers, values = map(list, zip(*batch.payloads, strict=True))
+    timestamps, attempts, keys, headers, values, left = map(list, zip(*batch.payloads, strict=True))
+    values = [IN_RECORD if absent else value for absent, value in zip(left, values, strict=True)]
+    keys = [batch.queue.encode() if absent else key for absent, key in zip(left, keys, strict=True)]
     own = {"timestamps": timestamps, "attempts": attempts, "keys": keys, "values": values}
     return {**own, "headers": list(map(list, headers))}
 

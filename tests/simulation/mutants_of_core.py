@@ -222,7 +222,7 @@ CORE_MUTANTS = (
         FIRING,
         "a stale entry of the heap is trusted",
         _OPEN_MESSAGES,
-        "early renewed wrong-cause raised",
+        "early renewed wrong-cause raised attempts cancelled",
         (
             "if leases.get(offset) is lease and offset not in firing]",
             "if offset in leases and offset not in firing]",
@@ -235,8 +235,8 @@ CORE_MUTANTS = (
         _FIRES,
         "transaction",
         (
-            "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempt",
-            "return DueAction(fire.source, fire.offset, fire.lease, Destination.NOWHERE, attempt",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.NOWHERE, fire.lease.attempt",
         ),
     ),
     mutant(
@@ -245,8 +245,8 @@ CORE_MUTANTS = (
         _FIRES,
         "attempts fidelity",
         (
-            "Destination.DEAD_LETTERS, attempt, Cause.TOO_LARGE)",
-            "Destination.DEAD_LETTERS, fire.attempt, Cause.TOO_LARGE)",
+            "Destination.DEAD_LETTERS, fire.lease.attempt, cause)",
+            "Destination.DEAD_LETTERS, fire.attempt, cause)",
         ),
     ),
     mutant(

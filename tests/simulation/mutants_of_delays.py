@@ -58,11 +58,8 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
         _RESTORATION,
         "table-differs lost not-drained",
         (
-            "            leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease\n",
-            (
-                "            if lease.state < 4:\n"
-                "                leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease\n"
-            ),
+            "            leases[offset] = lease\n",
+            "            if lease.state < 4:\n                leases[offset] = lease\n",
         ),
     ),
     mutant(

@@ -9,6 +9,8 @@ from tests.simulation.mutant import (
     AT_MOST_ONCE,
     CHANGELOG_FIRST,
     FENCE_FIRST,
+    FIDELITY,
+    FIRING,
     KILLERS,
     LEASE_LOST,
     MARKER_FIRST,
@@ -47,7 +49,8 @@ SHELL_MUTANTS = (
         (
             "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n",
             (
-                "                await self._reader.commit(batch.offsets)\n"
+                "                if batch.offsets:\n"
+                "                    await self._reader.commit(batch.offsets)\n"
                 "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n"
             ),
         ),
@@ -71,7 +74,7 @@ SHELL_MUTANTS = (
         MARKER_FIRST,
         "messages are delivered after an uncertain commit",
         _STRATEGIES,
-        "delivered-twice lost",
+        "delivered-twice lost stuck",
         (
             "    ) -> None:\n        await self._reader.commit(offsets, behind)\n",
             (
@@ -87,7 +90,7 @@ SHELL_MUTANTS = (
         REOPENING,
         "from_offset is always 0",
         _ACQUISITION,
-        "lost not-drained silent purged",
+        "lost not-drained silent purged order",
         ("holder, offsets, from_offset, piece,", "holder, offsets, 0, piece,"),
     ),
     # --- changelog before acknowledgement -----------------------------------------------------------------------------
@@ -233,7 +236,7 @@ SHELL_MUTANTS = (
         LEASE_LOST,
         "a RENEW that came too late revives the lease",
         _HELD,
-        "lease-not-noticed",
+        "lease-not-noticed attempts",
         ("            if done_s < batch.expires_s:\n", "            if True:\n"),
         renew_slow=0.5,
         renew_failed=0.6,
@@ -351,9 +354,58 @@ SHELL_MUTANTS = (
         "a copy that the broker refuses for its size is sent again and again",
         _ENGINE,
         "stuck",
-        ("self._apart.append((too_large(fire), payload))", "self._apart.append((fire, payload))"),
+        (
+            "self._apart.append((dead_letter(fire, Cause.TOO_LARGE), payload))",
+            "self._apart.append((fire, payload))",
+        ),
         large=0.6,
         forgotten=0.2,
+    ),
+    # --- payloads in records ------------------------------------------------------------------------------------------
+    mutant(
+        FIDELITY,
+        "a message is sent again without the payload that is only in its record",
+        _ENGINE,
+        "fidelity",
+        ("            if payload.left and fire.destination is not Destination.NOWHERE:\n", "            if False:\n"),
+    ),
+    mutant(
+        FIDELITY,
+        "a message whose record is gone is sent again without a value",
+        _ENGINE,
+        "fidelity",
+        (
+            "                payload = gone(name, left.timestamp_ms)\n",
+            "                payload = Payload(left.timestamp_ms, 1, None, (), None)\n",
+        ),
+    ),
+    mutant(
+        FIRING,
+        "a message whose payload was copied is not due again",
+        _ENGINE,
+        "stuck not-drained lost",
+        ("            self.tracker.book.remind(place)\n", ""),
+    ),
+    mutant(
+        FIRING,
+        "a message whose payload is missing counts as sent",
+        "marq.core.due_messages",
+        "stuck not-drained lost",
+        ("self._known_of(fire.lease.queue, fire.source).firing.discard(fire.offset)", "pass"),
+    ),
+    mutant(
+        OLD_STATE,
+        "a new owner does not know which payloads are only in records",
+        "marq.core.storage.image_from_rows",
+        "stuck not-drained lost",
+        ("                left.append(offset)\n", "                pass\n"),
+    ),
+    mutant(
+        OLD_STATE,
+        "an older lease outlives the row that got a payload",
+        "marq.core.storage.open_messages",
+        "table-differs",
+        ('            changes.update(dict.fromkeys(row_keys(queue, source, sorted(replaced), b"s")))\n', ""),
     ),
     # --- unknown version ----------------------------------------------------------------------------------------------
     mutant(

@@ -15,14 +15,17 @@ from marq.core.deliveries.schedule_planner import Planner
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.core.storage import rows
 from marq.core.storage.rows import State
+from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
+from marq.kafka.records import Records
+from marq.kafka.source_records import payloads_in
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import UnknownVersion
 from marq.wire.marker_codec import VERSION
-from marq.wire.markers import Source, Tick
+from marq.wire.markers import Payload, Source, Tick
 from tests.simulation.actor import Actor
 from tests.simulation.log import Fenced, Record
 from tests.simulation.oracle import Violation, difference, table_difference
@@ -61,6 +64,7 @@ class Owner(Actor):
         self.epoch = 0
         self.fenced_at = 0
         self.working = False
+        self.copying = False
         self.halted = False
         #: Whether it waits for a worker that knows the version of the marker at which it stopped.
         self.waiting = False
@@ -218,6 +222,7 @@ class Owner(Actor):
                 return
             if self.writing.attempt is None:
                 self._begin_write()
+            self._copy()
             self._check_patience()
         self.later(self.world.rng.randint(1, 40), self._work)
 
@@ -291,11 +296,34 @@ class Owner(Actor):
                 self.tick_sent_ms = self.tick_awaited = None
         plain.applied = max(plain.applied, self.position - 1)
 
+    # --- copy ---------------------------------------------------------------------------------------------------------
+
+    def _copy(self) -> None:
+        """Copy payloads from the records of messages; an answer may be late, and incomplete."""
+        if not self.copying and (left := self.engine.missing() or self.engine.outliving(self.monotonic_ms())):
+            self.copying = True
+            self.later(self.world.rng.choice([1, 10, 10, 700]), self._copied, left)
+
+    def _copied(self, left: Mapping[Place, Payload]) -> None:
+        world = self.world
+        copied: dict[Place, Payload | None] = {}
+        for place, payload in left.items():
+            if world.rng.random() < 0.9:
+                found = world.messages[place.source].read(place.offset, place.offset + 1, committed=False)
+                copied[place] = dict(payloads_in(world.names, place.source, Records.of(found), {place: payload})).get(
+                    place
+                )
+                world.stats["copied"] += 1
+                world.stats["gone"] += copied[place] is None
+        self.copying = False
+        self.engine.supply(copied)
+
     # --- write --------------------------------------------------------------------------------------------------------
 
     def _begin_write(self) -> None:
         world, rng, engine = self.world, self.world.rng, self.engine
         write = engine.next_write(self.monotonic_ms())
+        assert write is not None or not engine.unsent, "a shell reads markers while messages are decided"
         if write is None and engine.owes_rows and rng.random() < world.flush_share:
             self.check_book()
             write = engine.rows()

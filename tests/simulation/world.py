@@ -446,6 +446,7 @@ def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World
     report = Report()
     try:
         world.run()
+        ending.check_blame(world)
         if not world.blind:
             ending.check_end(world)
     except Violation as violation:

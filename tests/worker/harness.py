@@ -21,8 +21,10 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 import lab.program
 import marq
+from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.kafka.connection import stop_consumer, stop_producer
+from marq.settings.queue import QueueSettings
 from marq.wire import record_headers
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
@@ -348,6 +350,24 @@ class Namespace:
             for batch in (await consumer.getmany(timeout_ms=100)).values():
                 seen += batch
         return seen
+
+    async def copied(self, topic: str) -> None:
+        """Return when the lease table has the payloads of all unfinished messages of a topic."""
+        await eventually(lambda: self._are_copied(topic))
+
+    async def _are_copied(self, topic: str) -> bool:
+        books: dict[int, LeaseBook] = {}
+        for record in await self.records(self.names.markers, wait=True):
+            book = books.setdefault(record.partition, LeaseBook(lambda _: QueueSettings()))
+            book.fold(decode(record.value), record.timestamp, record.offset)
+        table = {record.key: record.value for record in await self.records(self.names.changelog, wait=True)}
+        found = [
+            table.get(rows.row_key(lease.queue, source, offset))
+            for book in books.values()
+            for source, offset, lease in book.open_leases()
+            if source.log.topic == topic
+        ]
+        return all(row is not None and not rows.decode_payload(row).left for row in found)
 
     async def _uncommitted(self) -> AIOKafkaConsumer:
         """Return a consumer whose end offsets include records of open transactions."""

@@ -15,11 +15,14 @@ from urllib.parse import urlencode
 import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
-from aiokafka import AIOKafkaProducer
+from aiokafka import AIOKafkaProducer, TopicPartition
+from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 import marq
 from marq.client.receipt import Receipt
+from marq.wire.markers import Acquire, Source
 from marq.wire.names import log_name
+from marq.wire.payload_columns import Columns
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.handling import Handlers
@@ -64,6 +67,7 @@ async def test_a_message_outlives_its_topic(
     async with marq.Consumer(queue, **client_of(shared_worker), lease=600) as consumer:
         [message] = await consumer.receive(1, wait=LIMIT_SECONDS)
         if how == "deleted":
+            await namespace.copied(topic)
             await delete_topic(namespace.bootstrap_servers, topic)
         elif how == "compacted":
             await namespace.alter(topic, {"cleanup.policy": "compact"})
@@ -75,6 +79,42 @@ async def test_a_message_outlives_its_topic(
         await again.ack()
 
     assert (again.value, again.key, again.attempt, again.id) == (b"value", b"customer", 2, message.id)
+
+
+async def test_a_message_whose_record_was_removed_becomes_a_dead_letter_and_others_go_on(
+    namespace: Namespace, shared_worker: Worker, topic: str, queue: str
+) -> None:
+    """Its consumer died, and retention was faster than the worker. A fetch there returns a later record."""
+    first = await namespace.producer.send_and_wait(topic, b"removed", partition=0)
+    later = await namespace.producer.send_and_wait(topic, b"kept", partition=0)
+    admin = AIOKafkaAdminClient(bootstrap_servers=namespace.bootstrap_servers)
+    await admin.start()
+    try:
+        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=later.offset)})
+    finally:
+        await admin.close()
+
+    columns = Columns(queue.encode(), [first.timestamp, later.timestamp], None)
+    offsets = [first.offset, later.offset]
+    await namespace.mark(Acquire(queue, 1, Source(topic, 0), offsets, 200, offsets[0], columns))
+
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        [again] = await take(consumer, 1)
+        await again.ack()
+    assert (again.value, again.attempt) == (b"kept", 2)
+    await eventually(
+        lambda: shared_worker.queue(queue), lambda found: (found["gone"], found["dead_lettered"]) == (1, 1)
+    )
+    [dead] = [
+        record for record in await namespace.records(namespace.names.dead_letters) if record.key == queue.encode()
+    ]
+    place = f"{topic}/0/{first.offset}"
+    reason = f"lost, because the record is gone: {place} was removed before the tracker could copy it"
+    headers = dict(dead.headers)
+    assert (dead.value, headers["marq-reason"].decode(), headers["marq-id"].decode()) == (None, reason, place)
+    assert f"record {place} was removed before its payload was copied" in shared_worker.log()
+    async with Shell(shared_worker) as shell:
+        assert f"1 message was {reason}" in (await shell("check", code=None)).out
 
 
 async def test_log_pages_and_check_tell_that_a_topic_was_created_again(

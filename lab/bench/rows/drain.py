@@ -78,8 +78,8 @@ def quorum_queue(bench: Bench, work: Work = NO_WORK) -> Measurements:
 
 
 def _written(bench: Bench, prefix: str) -> Measurements:
-    """Measure the bytes that a drain has written to the broker's logs; ends all processes."""
-    # Workers write their last records to the log.
+    """Measure the bytes that a drain has written to the broker's logs, and end all processes."""
+    # When a worker ends, it writes its last records to the log.
     bench.end_processes()
     names, count = Names(prefix), bench.size.messages
     topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}

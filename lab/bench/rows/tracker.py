@@ -138,7 +138,7 @@ async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> fl
 
 TRACKER = BenchRow(
     "tracker",
-    "a worker folds an ACQUIRE and an ACK of each message, with payloads; all are in the log when it begins",
+    "a worker folds an ACQUIRE with its payload, and an ACK, of each message; all are in the log when it begins",
     {TOGETHER: together, WRITTEN: written},
     limits(
         *[

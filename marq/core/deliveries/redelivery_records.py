@@ -40,6 +40,8 @@ from marq.wire.record_headers import (
 
 #: How the reason of a dead letter begins if its value was too large for Marq's topics.
 LEFT_OUT = "too large, so its value is only in its own record"
+#: How it begins if the message's record was removed before the message could be delivered again.
+GONE = "lost, because the record is gone"
 
 
 class Redelivery(NamedTuple):
@@ -118,6 +120,9 @@ def reason(fire: DueAction, payload: Payload) -> str:
         if note := left_out(payload):
             return f"{LEFT_OUT}: {note}"
         return "too large for the messages topic with the headers that are added on redelivery"
+    if fire.cause is Cause.GONE:
+        error = error_of(fire.lease.text)
+        return f"{GONE}: {left_out(payload)}" + (f"; before that: {cut_text(error).decode()}" if error else "")
     if fire.lease.state is State.REJECTED:
         return cut_text(error_of(fire.lease.text) or "rejected").decode()
     used = f"{fire.attempt} of {fire.attempt} attempts used"

@@ -62,10 +62,10 @@ class HandlingTimes:
         return kept | add_counts([self._before, self._now])
 
 
-def samples(batch: Ack, leases: Mapping[int, LeaseRow]) -> Iterator[tuple[LeaseRow, int]]:
+def samples(batch: Ack, leases: Mapping[int, LeaseRow], most: int = SAMPLES) -> Iterator[tuple[LeaseRow, int]]:
     """Return leases of some messages that an ACK ends, each with the number of messages that it represents."""
     offsets = batch.offsets
-    step = max(1, len(offsets) // SAMPLES)
+    step = max(1, len(offsets) // most)
     for place in range(0, len(offsets), step):
         lease = leases.get(offsets[place])
         if lease is not None:

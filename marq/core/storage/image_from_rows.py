@@ -37,6 +37,8 @@ class Restoration:
     leases: dict[tuple[str, Source], dict[int, LeaseRow]] = field(default_factory=dict)
     #: Messages whose leases come from their `s` rows.
     overridden: dict[tuple[str, Source], set[int]] = field(default_factory=dict)
+    #: Messages whose rows have no payload.
+    left: dict[tuple[str, Source], list[int]] = field(default_factory=dict)
     acquired: dict[tuple[str, Source], AcquiredRanges] = field(default_factory=dict)
     counts: dict[str, EventCounts] = field(default_factory=dict)
     settled_dead_letters: Dispositions = field(default_factory=Dispositions)
@@ -66,12 +68,14 @@ class Restoration:
         key: bytes | None = None
         prefix: bytes | None = None
         leases: dict[int, LeaseRow] | None = None
+        left: list[int] = []
         encoded, lease = b"?", _NO_LEASE
         before_due, after_due = b"?", b""
         for key, row in table:
             if key[: -_OFFSET.size] != prefix:
                 prefix = key[: -_OFFSET.size]
                 leases = self._leases_of(prefix)
+                left = [] if leases is None else self.left.setdefault(rows.parse_queue(prefix[1:]), [])
             if leases is None:
                 self._read_other(key, row)
                 continue
@@ -87,7 +91,10 @@ class Restoration:
                     delayed = lease.state is State.DELAYED
                     before_due = encoded[: rows.BEFORE_DUE] if delayed else b"?"
                     after_due = encoded[rows.AFTER_DUE :]
-            leases[_OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]] = lease
+            offset = _OFFSET.unpack_from(key, len(key) - _OFFSET.size)[0]
+            leases[offset] = lease
+            if len(row) == len(encoded) + rows.LEFT_BYTES:
+                left.append(offset)
         return key is not None
 
     def _leases_of(self, prefix: bytes) -> dict[int, LeaseRow] | None:

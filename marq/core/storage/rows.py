@@ -14,7 +14,8 @@ is the kind:
 ``c``     queue                      what has happened in the queue so far (:class:`EventCounts`)
 ``d``     queue, log offset          the deduplication ids that the DELAY at this offset of the markers partition has
                                      accepted, and when they expire (:mod:`marq.core.storage.deduplication`)
-``r``     queue, source, offset      an open message: its lease and its payload
+``r``     queue, source, offset      an open message: its lease and its payload, or only the timestamp of its record
+                                     as long as the payload was not copied from there
 ``s``     queue, source, offset      the lease of an open message, where it has changed since its ``r`` row was written
 ========  =========================  ==================================================================
 
@@ -47,6 +48,9 @@ _LEASE = Struct(">BBBIQqqBH")
 BEFORE_DUE, AFTER_DUE = calcsize(">BBBIQ"), calcsize(">BBBIQq")
 _APPLIED = Struct(">BqqqQqQ")
 _PAYLOAD = Struct(">qiii")
+_TIMESTAMP = Struct(">q")
+#: Bytes of an ``r`` row after its lease if the payload is only in the message's record.
+LEFT_BYTES = _TIMESTAMP.size
 
 
 class State(IntEnum):
@@ -146,6 +150,7 @@ class EventCounts:
     invalid_deliver_at: int = 0
     deduplicated: int = 0
     too_large: int = 0
+    gone: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(EventCounts))
@@ -233,6 +238,8 @@ def encode_lease(lease: LeaseRow) -> bytes:
 
 def encode_row(lease: bytes, payload: Payload) -> bytes:
     """Return an ``r`` row from an encoded lease, which many messages may share."""
+    if payload.left:
+        return lease + _TIMESTAMP.pack(payload.timestamp_ms)
     headers = encode_headers(payload.headers) if payload.headers else b""
     key, value = payload.key, payload.value
     sizes = _PAYLOAD.pack(
@@ -273,6 +280,8 @@ def encoded_lease(row: bytes) -> bytes:
 def decode_payload(row: bytes) -> Payload:
     """Return the payload of an ``r`` row, with the attempt at its ACQUIRE."""
     lease, position = decode_lease(row)
+    if len(row) == position + LEFT_BYTES:
+        return Payload(_TIMESTAMP.unpack_from(row, position)[0], lease.attempt, None, (), None, left=True)
     timestamp, key_length, headers_length, value_length = _PAYLOAD.unpack_from(row, position)
     position += _PAYLOAD.size
     key = None if key_length < 0 else row[position : position + key_length]

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
@@ -19,10 +21,18 @@ from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
 from marq.core.storage.rows import EventCounts, LeaseRow
 from marq.core.storage.settled_dead_letters import Dispositions
-from marq.wire.markers import ANY_QUEUE, Payload, Source, payload_of
+from marq.wire.markers import ANY_QUEUE, Payload, Source
 from marq.wire.names import is_scheduled, is_synthetic
 
 _NO_QUEUES: Mapping[str, OpenMessages] = MappingProxyType({})
+
+
+class Place(NamedTuple):
+    """Where a message of a queue is."""
+
+    queue: str
+    source: Source
+    offset: int
 
 
 class TableImage:
@@ -45,6 +55,8 @@ class TableImage:
         #: The open messages of each source, by queue.
         self._sources: dict[Source, dict[str, OpenMessages]] = {}
         self._open_count = 0
+        # At least the number of rows that take_changes would return.
+        self._most_rows = 0
         # Candidates for changed rows since the last take_changes.
         self._touched: dict[tuple[str, Source], OpenMessages] = {}
         self._touched_counts: set[str] = set()
@@ -73,6 +85,10 @@ class TableImage:
         """Return the open messages of a queue in a source, to change them; for ANY_QUEUE, those of each queue."""
         queues = list(self._sources.get(source, _NO_QUEUES)) if queue == ANY_QUEUE else [queue]
         return [self._known_of(name, source) for name in queues]
+
+    def _in(self, source: Source) -> Iterable[OpenMessages]:
+        """Return the open messages of each queue in a source, for reading only."""
+        return self._sources.get(source, _NO_QUEUES).values()
 
     def _each(self) -> list[OpenMessages]:
         return [opened for queues in self._sources.values() for opened in queues.values()]
@@ -103,6 +119,13 @@ class TableImage:
         """Whether records were folded since the last take_changes."""
         return self._changed
 
+    def has_more_rows(self, than: int) -> bool:
+        """Return whether take_changes would return more than about this number of rows."""
+        if self._most_rows > than:
+            # Counting them takes long with thousands of queues.
+            self._most_rows = self.pending_rows
+        return self._most_rows > than
+
     @property
     def pending_rows(self) -> int:
         """An upper bound on the number of rows that take_changes would return."""
@@ -132,7 +155,7 @@ class TableImage:
             changes[rows.counts_key(queue)] = rows.encode_counts(self.counts[queue])
         self._touched_acquired.clear()
         self._touched_counts.clear()
-        self._changed = False
+        self._changed, self._most_rows = False, 0
         # Last, so that a reader of the changelog that stops early never assumes more than it has read.
         changes[rows.APPLIED_KEY] = rows.encode_applied(self.applied, self.clock)
         return changes
@@ -151,7 +174,9 @@ class TableImage:
         self.scheduled = {source for queue, source in self.acquired if not queue and is_scheduled(source.topic)}
         for (queue, source), leases in read.leases.items():
             overridden = read.overridden.get((queue, source), set())
-            self._sources.setdefault(source, {})[queue] = OpenMessages(queue, source, leases, overridden=overridden)
+            opened = OpenMessages(queue, source, leases, overridden=overridden)
+            opened.left.update(dict.fromkeys(read.left.get((queue, source), ())))
+            self._sources.setdefault(source, {})[queue] = opened
             self._open_count += len(leases)
 
     # --- questions ----------------------------------------------------------------------------------------------------
@@ -165,6 +190,10 @@ class TableImage:
         if queue == ANY_QUEUE:
             return ChainMap(*[opened.leases for opened in queues.values()])
         return queues.get(queue, NO_MESSAGES).leases
+
+    def queues_in(self, source: Source) -> int:
+        """Return the number of queues that have had messages in a source."""
+        return len(self._sources.get(source, _NO_QUEUES))
 
     def open_leases(self) -> Iterator[tuple[Source, int, LeaseRow]]:
         """Yield each open message, in no particular order."""
@@ -198,8 +227,28 @@ class TableImage:
 
     def fresh_payload(self, queue: str, source: Source, offset: int) -> Payload | None:
         """Return the payload of an open message whose row is not in the table yet, else None."""
-        batch = self._sources.get(source, _NO_QUEUES).get(queue, NO_MESSAGES).fresh.get(offset)
-        return None if batch is None else payload_of(batch, offset)
+        return self._sources.get(source, _NO_QUEUES).get(queue, NO_MESSAGES).payload(offset)
+
+    def left(self, most: int, before_ms: int) -> list[Place]:
+        """Return messages whose rows have no payload and that were opened before a time of the clock.
+
+        At most about ``most``: the same number from each source, those that were acquired first.
+        """
+        sources = [opened for opened in self._each() if opened.left]
+        share = -(-most // max(1, len(sources)))
+        return [
+            Place(opened.queue, opened.source, offset)
+            for opened in sources
+            for offset in islice(opened.left, share)
+            if opened.leases[offset].since_ms <= before_ms
+        ]
+
+    def supply(self, place: Place, payload: Payload) -> None:
+        """Take the payload of a message, copied from its record."""
+        if (opened := self._known_of(place.queue, place.source)) is not NO_MESSAGES:
+            opened.supply(place.offset, payload)
+            self._changed = True
+            self._most_rows += 1
 
     def last_number(self, source: Source) -> int | None:
         """Return the last number of a source that was ever delayed, or None."""

@@ -112,8 +112,8 @@ class Timeline:
             self.queues.add(batch.queue)
             if self.queue not in (ANY_QUEUE, batch.queue):
                 return
-        if isinstance(batch, Acquire | Delay):
-            self.payload = batch.payloads[index]
+        if isinstance(batch, Acquire | Delay) and not (payload := batch.payloads[index]).left:
+            self.payload = payload
         self.events.append(
             {
                 "at": moment(record.timestamp),
@@ -231,6 +231,7 @@ _CAUSES: Mapping[int, str] = {
     Cause.RELEASED: _WHY_RELEASED,
     Cause.REJECTED: _WHY_REJECTED,
     Cause.TOO_LARGE: "its redelivery would have been too large",
+    Cause.GONE: "its record was removed before the message could be delivered again",
     Cause.DUE: "it was due",
     Cause.CANCELLED: "it was cancelled",
     Cause.WITHDRAWN: "its schedule was withdrawn",

@@ -217,6 +217,18 @@ def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -
     assert list(finding.commands) == ["marq dead orders --reason 'too large, so its value is only in its own record'"]
 
 
+def test_messages_whose_records_are_gone_have_a_finding_of_their_own() -> None:
+    gone = "lost, because the record is gone: orders/0/17 was removed before the tracker could copy it"
+    dead = {CountKey("orders", gone): 1, CountKey("orders", "too large: orders/0/9"): 2}
+
+    assert with_large_messages([{"queues": {"orders": {"gone": 1}, "emails": {"gone": 0}}}]) == ["orders"]
+    large, lost = judge_large_messages(dead)
+
+    assert (large.found, lost.found) == ("2 messages were too large: orders/0/9", f"1 message was {gone}")
+    assert list(lost.commands) == ["marq dead orders --reason 'lost, because the record is gone'"]
+    assert "longer than all workers may be down" in lost.advice
+
+
 def test_without_dead_letters_there_is_no_finding_about_messages_that_are_too_large() -> None:
     assert judge_large_messages({}) == []
 

@@ -43,7 +43,7 @@ async def test_a_batch_is_acquired_committed_and_delivered_in_this_order(make_ri
     assert partition == markers_partition("t", 0, 4)
     assert isinstance(batch, Acquire)
     assert (batch.queue, batch.source, list(batch.offsets), batch.lease_ms) == ("q", P0, [5, 6, 7], 30_000)
-    assert [payload.value for payload in batch.payloads] == [b"v"] * 3
+    assert [payload.left for payload in batch.payloads] == [True] * 3
 
 
 async def test_a_failed_acquire_hands_nothing_out_and_commits_nothing_until_it_is_written(make_rig) -> None:

@@ -160,8 +160,16 @@ _offsets = st.tuples(
     st.integers(0, 2**62), st.one_of(st.just([1]), st.lists(st.integers(1, 1_000), min_size=1, max_size=6))
 ).map(lambda start: tuple(start[0] + sum(start[1][:index]) for index in range(len(start[1]))))
 _payloads = st.builds(
-    Payload, _I64, st.integers(0, 2**32 - 1), st.none() | st.binary(max_size=8), _headers, st.none() | st.binary()
+    Payload,
+    _I64,
+    st.integers(0, 2**32 - 1),
+    st.none() | st.binary(max_size=8),
+    _headers,
+    st.none() | st.binary(),
+    st.just(False),
 )
+#: Only in their records.
+_left_payloads = st.builds(Payload, _I64, st.integers(0, 2**32 - 1), st.none(), st.just(()), st.none(), st.just(True))
 
 
 def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.SearchStrategy[tuple[object, ...]]:
@@ -169,7 +177,7 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
 
 
 def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
-    start, payloads = st.integers(0, offsets[0]), _column(_payloads, offsets)
+    start, payloads = st.integers(0, offsets[0]), _column(_payloads | _left_payloads, offsets)
     dues = st.none() | _column(st.integers(NOW, 2**63 - 1), offsets)
     return st.builds(Acquire, *_head, st.just(offsets), _U32, start, payloads, dues, st.booleans())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from marq.core.storage.handling_times import BOUNDS_MS, KEPT_TURNS, HandlingTimes, add_counts, quantile_ms
-from marq.core.tracker import Tracker
+from marq.core.tracker import MANY_QUEUES, Tracker
 from marq.settings.queue import QueueSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, NOW, Ack, Batch
@@ -60,6 +60,16 @@ def test_acks_of_what_is_not_open_count_nothing_and_those_of_several_queues_coun
     times = folded((0, acquire([1])), (10, Ack(ANY_QUEUE, 7, SOURCE, [1, 2])), (20, ack([1])))
 
     assert {queue: sum(counts) for queue, counts in times.recent().items()} == {QUEUE: 1}
+
+
+def test_an_ack_without_a_queue_is_looked_up_once_if_there_are_very_many() -> None:
+    """Each look-up visits all queues of the source."""
+    places = range(MANY_QUEUES + 1)
+    opened = [(0, acquire([place], queue=f"q{place}")) for place in places]
+
+    times = folded(*opened, (10, Ack(ANY_QUEUE, 7, SOURCE, places)))
+
+    assert {queue: sum(counts) for queue, counts in times.recent().items()} == {"q0": MANY_QUEUES + 1}
 
 
 def test_samples_older_than_two_turns_are_kept_only_while_their_queue_has_no_newer_ones() -> None:

@@ -414,6 +414,12 @@ class LeaseMachine(RuleBasedStateMachine):
             assert kept.value == payload(lease.queue, offset).value
 
     @invariant()
+    def knows_when_rows_must_be_written(self) -> None:
+        rows_to_write = self.book.pending_rows
+        assert not self.book.has_more_rows(rows_to_write)
+        assert self.book.has_more_rows(rows_to_write - 1)
+
+    @invariant()
     def knows_when_the_next_is_due(self) -> None:
         on_its_way = self.on_its_way()
         waiting = [

@@ -447,6 +447,7 @@ def _from_json(name: str, values: dict[str, Any]) -> Batch:
                     (header, None if value is None else bytes.fromhex(value)) for header, value in document["headers"]
                 ),
                 None if document["value"] is None else bytes.fromhex(document["value"]),
+                document.get("left", False),
             )
             for document in values["payloads"]
         ]

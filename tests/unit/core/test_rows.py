@@ -22,7 +22,9 @@ _leases = st.builds(
     LeaseRow, _queues, _U64, _U32, _I64, _I64, st.sampled_from(State), st.booleans(), st.text(max_size=100)
 )
 _headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple)
-_payloads = st.builds(Payload, _I64, _U32, st.none() | st.binary(max_size=9), _headers, st.none() | st.binary())
+_payloads = st.builds(
+    Payload, _I64, _U32, st.none() | st.binary(max_size=9), _headers, st.none() | st.binary(), st.just(False)
+) | st.builds(Payload, _I64, _U32, st.none(), st.just(()), st.none(), st.just(True))
 
 
 def values(lease: LeaseRow) -> tuple[object, ...]:

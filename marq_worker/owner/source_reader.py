@@ -1,0 +1,191 @@
+"""Copies payloads of open messages from their records, because ACQUIREs leave them there.
+
+It has its own connections, so that fetching markers never waits for it. A source that does not answer is skipped for a
+while, so that the messages of other sources do not wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import zip_longest
+
+from marq.core.storage.table_image import Place
+from marq.kafka.log_reader import LogReader
+from marq.kafka.source_records import payloads_in
+from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
+from marq.wire.large_messages import size_bytes
+from marq.wire.markers import Payload, Source
+from marq.wire.record_headers import record_id
+
+log = logging.getLogger("marq.tracker")
+
+#: Bytes of payloads, and time, after which a copy ends; the next one continues.
+MAX_BYTES, MAX_S = 8 << 20, 2.0
+#: Maximum number of records between two messages that are read instead of skipped.
+GAP = 100
+#: Bytes of one fetch of a partition, which may be for a single record.
+FETCH_BYTES = 128 << 10
+#: A due message waits for the previous fetch, which may return nothing.
+FETCH_WAIT_MS = 10
+#: Time without progress after which a read ends, and time for which the sources that stopped it are skipped.
+STUCK_MS, APART_S = 2_000, 10.0
+#: Seconds for which a topic must be missing, or end before a record, until the record counts as removed. The end that
+#: a new leader returns may be too low at first.
+ABSENT_S = 60.0
+
+Copied = dict[Place, Payload | None]
+
+
+class SourceReader:
+    """Reads the records of messages; :meth:`copy` may be called concurrently, but reads for one caller at a time."""
+
+    def __init__(self, settings: ClientSettings) -> None:
+        self._settings = replace(settings, request_timeout_ms=min(settings.request_timeout_ms, STUCK_MS))
+        self._reader: LogReader | None = None
+        self._lock = asyncio.Lock()
+        #: Until when a partition is skipped.
+        self._apart: dict[Source, float] = {}
+        #: Since when a partition is missing (None) or ends at an offset.
+        self._absent: dict[Source, tuple[int | None, float]] = {}
+
+    async def stop(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.stop()
+
+    async def copy(self, left: Mapping[Place, Payload]) -> Copied:
+        """Return payloads of messages from their records, None for a record that was removed.
+
+        If the answer lacks a message, ask again. Raises BrokerUnavailable or Forbidden if no source answers.
+        """
+        async with self._lock:
+            copied: Copied = {}
+            by_source: dict[Source, dict[Place, Payload]] = {}
+            now_s = time.monotonic()
+            for place, payload in left.items():
+                if self._apart.get(place.source.log, 0.0) <= now_s:
+                    by_source.setdefault(place.source, {})[place] = payload
+            try:
+                await self._copy(by_source, copied)
+            except MarqError as error:
+                failed = error
+            else:
+                return copied
+            await self._one_by_one(by_source, copied)
+            if not copied:
+                raise failed
+            return copied
+
+    async def _one_by_one(self, by_source: Mapping[Source, Mapping[Place, Payload]], copied: Copied) -> None:
+        """Read each remaining source separately; skip those that fail, and the rest of their topics, for a while."""
+        failed: set[str] = set()
+        for source, places in by_source.items():
+            if all(place in copied for place in places):
+                continue
+            try:
+                if source.topic not in failed:
+                    await self._copy({source: places}, copied)
+                    continue
+            except MarqError as error:
+                failed.add(source.topic)
+                log.warning("payloads in topic %s, partition %s can't be copied now: %s", *source.log, error)
+                await self._examine(source, places, copied)
+            if len(by_source) > 1:
+                # It would hold up the others.
+                self._apart[source.log] = time.monotonic() + APART_S
+
+    async def _copy(self, by_source: Mapping[Source, Mapping[Place, Payload]], copied: Copied) -> None:
+        reader, room, until_s = await self._started(), MAX_BYTES, time.monotonic() + MAX_S
+        wanted = {
+            source: {place: payload for place, payload in places.items() if place not in copied}
+            for source, places in by_source.items()
+        }
+        for ranges in rounds({source: [place.offset for place in places] for source, places in wanted.items()}):
+            async for fetched in reader.read(ranges):
+                for source, records in fetched.items():
+                    for place, payload in payloads_in(self._settings.names, source, records, wanted[source]):
+                        copied[place] = payload
+                        room -= size_bytes(payload)
+                if room <= 0 or time.monotonic() > until_s:
+                    return
+            # All records of the ranges that exist have been read.
+            for source, span in ranges.items():
+                self._absent.pop(source.log, None)
+                for place in wanted[source]:
+                    if place.offset in span and place not in copied:
+                        _note_removed(place, copied)
+
+    async def _examine(self, source: Source, places: Iterable[Place], copied: Copied) -> None:
+        """Find out whether a partition that does not answer is missing, or too short for its messages."""
+        try:
+            reader = await self._started()
+            if await reader.is_deleted(source.topic):
+                end = None
+            else:
+                async with asyncio.timeout(STUCK_MS / 1000):
+                    end = (await reader.ends([source]))[source]
+        except (MarqError, TimeoutError):
+            # Neither is known.
+            self._absent.pop(source.log, None)
+            return
+        now_s = time.monotonic()
+        former, since_s = self._absent.get(source.log, (end, now_s))
+        if former != end:
+            since_s = now_s
+        self._absent[source.log] = end, since_s
+        if now_s - since_s >= ABSENT_S:
+            for place in places:
+                if place not in copied and (end is None or place.offset >= end):
+                    _note_removed(place, copied)
+
+    async def _started(self) -> LogReader:
+        if self._reader is None:
+            reader = LogReader(
+                self._settings,
+                committed=False,
+                ends_apart=True,
+                fetch_wait_ms=FETCH_WAIT_MS,
+                max_partition_fetch_bytes=FETCH_BYTES,
+            )
+            await reader.start()
+            self._reader = reader
+        return self._reader
+
+
+def rounds(offsets: Mapping[Source, Iterable[int]]) -> Iterator[dict[Source, range]]:
+    """Yield ranges that together contain all offsets: at most one range of a partition at a time.
+
+    A partition may have several sources, one for each incarnation of its topic.
+    """
+    by_log: dict[Source, list[tuple[Source, range]]] = {}
+    for source, wanted in offsets.items():
+        by_log.setdefault(source.log, []).extend((source, span) for span in _ranges(sorted(wanted)))
+    for part in zip_longest(*by_log.values()):
+        yield dict(entry for entry in part if entry is not None)
+
+
+def _ranges(offsets: Sequence[int]) -> Iterator[range]:
+    if not offsets:
+        return
+    first = last = offsets[0]
+    for offset in offsets:
+        if offset > last + GAP:
+            yield range(first, last + 1)
+            first = offset
+        last = offset
+    yield range(first, last + 1)
+
+
+def _note_removed(place: Place, copied: Copied) -> None:
+    copied[place] = None
+    log.error(
+        "queue %s, record %s was removed before its payload was copied: if its lease expires, it becomes a dead letter"
+        " without its value. Keep records for longer than an outage of all workers",
+        place.queue,
+        record_id(place.source.log, place.offset),
+    )
