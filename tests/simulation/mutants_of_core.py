@@ -446,7 +446,7 @@ CORE_MUTANTS = (
         (" < 0 or queue in current.past or max(", " >= 0 and max("),
         move_every_ms=150.0,
         late_settings=0.8,
-        commit_failed=0.2,
+        commit_failed=0.5,
         consumer_crash=0.05,
         rebalance_every_ms=500.0,
     ),
