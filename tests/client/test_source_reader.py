@@ -18,7 +18,8 @@ from marq.wire.names import Names
 from marq_worker.owner import source_reader
 from marq_worker.owner.source_reader import SourceReader, rounds
 
-SENT_MS = 1_700_000_000_000
+#: Not long ago: a broker would remove older records at its next check of retention.
+SENT_MS = int(time.time() * 1000)
 
 
 @pytest.fixture
