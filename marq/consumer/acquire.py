@@ -302,13 +302,10 @@ def _left(messages: Records) -> Sequence[bool] | None:
     Those of messages with headers from Marq are kept: a message that was delivered before is likely to be again, and
     readers of the log follow it by its id.
     """
-    names = messages.header_names
-    if not any(name.startswith(RESERVED_HEADER) and name not in _LEFT_HEADERS for name in names):
+    keeping = {name for name in messages.header_names if name.startswith(RESERVED_HEADER)} - _LEFT_HEADERS
+    if not keeping:
         return None
-    return [
-        not any(name.startswith(RESERVED_HEADER) and name not in _LEFT_HEADERS for name, _ in headers)
-        for headers in messages.headers or ()
-    ]
+    return [keeping.isdisjoint([name for name, _ in headers]) for headers in messages.headers or ()]
 
 
 def _kept_headers(messages: Records, left: Sequence[bool] | None) -> Sequence[bytes] | None:

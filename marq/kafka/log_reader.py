@@ -108,6 +108,7 @@ class LogReader:
                 asked = ids_of_topics([log_name(topic)])
                 answer = await client.send(client.get_random_node(), asked, group=ConnectionGroup.COORDINATION)
         except NotImplementedError:
+            # aiokafka raises it for a broker that does not know the request: Kafka before 2.8.
             return False
         except (KafkaError, TimeoutError) as error:
             raise self._failed([topic], error) from error

@@ -29,6 +29,7 @@ from marq.core.storage import rows
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
 from marq.owner.transaction_content import Due, OwnerTransaction
+from marq.settings.topic_configs import room_for_markers
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.error_texts import error_of, traceback_of
@@ -41,9 +42,8 @@ MAX_COPIES = 2_000
 MAX_COPIES_BYTES = 4 << 20
 #: Approximate number of messages whose payloads are copied from their records at a time.
 MAX_LEFT = 2_000
-#: How much larger than a message of the messages topic a payload in a row may be: the changelog accepts 65,536 bytes
-#: more, and the row has names, an error and a traceback, too.
-ROOM_IN_ROWS = 65_536 - 8_192
+#: Bytes of a row besides its payload at most: names, an error and a traceback.
+LEASE_BYTES = 8_192
 #: Time after which an owner that has not read its own TICK reads again.
 TICK_READ_MS = 5_000
 _ADVICE = "Processing of this partition stays stopped: see docs/operations/recovery.md, 'Recreate topics'"
@@ -443,7 +443,11 @@ class OwnerEngine:
             for (queue, source), offsets in self._missing.items()
             for offset in islice(offsets, share)
         ]
-        return self.left_among(places)
+        left = self.left_among(places)
+        for place in places:
+            if place not in left:
+                self._supplied(place)
+        return left
 
     def outliving(self, now_ms: int) -> dict[Place, Payload]:
         """Return messages whose leases have outlived a flush, and whose payloads are only in their records.
@@ -459,11 +463,7 @@ class OwnerEngine:
         book = self.tracker.book
         still_open = [place for place in places if place.offset in book.open_in(place.queue, place.source)]
         payloads = find_payloads(book, self.pending, self._table, still_open)
-        left = {place: payload for place, payload in zip(still_open, payloads, strict=True) if payload and payload.left}
-        for place in places:
-            if place not in left:
-                self._supplied(place)
-        return left
+        return {place: payload for place, payload in zip(still_open, payloads, strict=True) if payload and payload.left}
 
     def supply(self, copied: Mapping[Place, Payload | None]) -> None:
         """Take payloads that were copied from their records; None for a record that was removed."""
@@ -471,10 +471,11 @@ class OwnerEngine:
             payload, name = copied[place], record_headers.record_id(place.source.log, place.offset)
             if payload is None:
                 payload = gone(name, left.timestamp_ms)
-            elif size_bytes(payload) > self._limit_bytes + ROOM_IN_ROWS:
+            elif size_bytes(payload) > room_for_markers(self._limit_bytes) - LEASE_BYTES:
                 payload = without_value(payload, name, "the worker's table accepts less")
             self.tracker.book.supply(place, payload)
             self._pending_bytes += size_bytes(payload)
+        for place in copied:
             self._supplied(place)
 
     def _supplied(self, place: Place) -> None:

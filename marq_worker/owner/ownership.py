@@ -365,7 +365,8 @@ class Ownership:
         while not self._stopping:
             wait_ms = self.engine.wait_ms(uptime_ms())
             if len(self.tracker.book) and self.context.copier not in self._copying:
-                wait_ms = min(self._copy_in_ms(), self._copy_in_ms() if wait_ms is None else wait_ms)
+                copy_in_ms = self._copy_in_ms()
+                wait_ms = copy_in_ms if wait_ms is None else min(copy_in_ms, wait_ms)
             if not (self._inbox or self._stopping or wait_ms == 0):
                 await self._inbox.wait(wait_ms)
             # Markers could end messages whose redeliveries are already decided.
