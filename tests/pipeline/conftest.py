@@ -49,6 +49,11 @@ def needs_spark() -> None:
     except PipelineError as error:
         # One test, of the session, fails and says the same.
         pytest.skip(str(error))
+    from pyspark.logger import PySparkLogger
+
+    # PySpark 4.2 gives each handler of its loggers a JSON formatter. They do not propagate, so pytest 9.2 adds its own
+    # handler to them: after one failed query, caplog.text would be JSON in all later tests of this process.
+    PySparkLogger.addHandler = logging.Logger.addHandler
 
 
 @pytest.fixture(scope="session")

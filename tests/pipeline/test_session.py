@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from pathlib import Path
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
@@ -107,6 +109,22 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(java, "INSTALLED", tmp_path / "usr-lib-jvm")
     (tmp_path / "bin").mkdir()
     return tmp_path / "bin"
+
+
+def test_a_failed_query_leaves_the_format_of_captured_logs(
+    spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    formatter = caplog.handler.formatter
+
+    with pytest.raises(PySparkException, match="DIVIDE_BY_ZERO"):
+        spark.sql("SELECT 1 / 0").collect()
+    # What pytest does before each phase of a test with all loggers that do not propagate.
+    logger = logging.getLogger("SQLQueryContextLogger")
+    assert not logger.propagate
+    logger.addHandler(caplog.handler)
+    logger.removeHandler(caplog.handler)
+
+    assert caplog.handler.formatter is formatter
 
 
 def test_without_any_java_it_says_what_to_install(machine: Path) -> None:
