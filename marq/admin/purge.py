@@ -96,9 +96,11 @@ class Purged:
 
 
 async def preview(
-    settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False
+    settings: ClientSettings, queue: str, *, delayed: bool = False, dead: bool = False, before_ms: int | None = None
 ) -> tuple[Purged, Extent, bool]:
     """Return what a purge would end now, its extent, and whether the count is complete; nothing changes.
+
+    With ``before_ms``, only messages before the first one sent at this time or later are in the extent.
 
     The count stops after ``MAX_SCANNED`` records. If there are more, the purge ends more messages than were counted.
     Same errors as :func:`purge`.
@@ -107,15 +109,17 @@ async def preview(
     topics = await ensure_topics(settings, changelog=True)
     async with Queues.of(settings) as queues:
         inspector = Inspector(settings, queues.definitions)
-        waiting = await inspector.waiting([queue])
+        before = None if before_ms is None else await _ends(settings, inspector, queue, before_ms)
+        waiting = await inspector.waiting([queue], ends=before)
         # If the count ended early, the caller says "at least", and the purge ends all messages that waited then.
-        ends = waiting.ends if waiting.complete else await _ends(settings, inspector, queue)
+        ends = before or (waiting.ends if waiting.complete else await _ends(settings, inspector, queue))
         owned = await inspector.owned()
     books = {partition: content.tracker.book for partition, content in owned.items()}
-    former = {
-        source: ranges.end for book in books.values() for source, ranges in acquired_in(book.acquired, queue).items()
-    }
-    extent = Extent({**former, **ends}, {partition: book.clock.now_ms for partition, book in books.items()})
+    if before is None:
+        # Partitions without waiting messages may have some for redelivery.
+        former = [acquired_in(book.acquired, queue) for book in books.values()]
+        ends = {**{source: ranges.end for acquired in former for source, ranges in acquired.items()}, **ends}
+    extent = Extent(ends, _clocks({partition: book.clock.now_ms for partition, book in books.items()}, before_ms))
     counts = Counter[str](waiting=waiting.counts[queue])
     for batch in _markers(queue, 1, extent, topics, delayed=delayed):
         counts += _counted(books[markers_partition(*batch.source, topics.markers_partitions)], batch)
@@ -157,11 +161,19 @@ async def purge(
 
 
 async def extent_now(
-    settings: ClientSettings, definitions: Definitions, queue: str, clocks: Mapping[int, int]
+    settings: ClientSettings,
+    definitions: Definitions,
+    queue: str,
+    clocks: Mapping[int, int],
+    before_ms: int | None = None,
 ) -> Extent:
-    """Return the extent of a purge without counting, given the clocks of the trackers; same errors as :func:`purge`."""
+    """Return the extent of a purge without counting, given the clocks of the trackers; same errors as :func:`purge`.
+
+    ``before_ms`` as in :func:`preview`.
+    """
     check_purgeable(settings, queue)
-    return Extent(await _ends(settings, Inspector(settings, definitions), queue), clocks)
+    ends = await _ends(settings, Inspector(settings, definitions), queue, before_ms)
+    return Extent(ends, _clocks(clocks, before_ms))
 
 
 def check_purgeable(settings: ClientSettings, queue: str) -> None:
@@ -170,11 +182,21 @@ def check_purgeable(settings: ClientSettings, queue: str) -> None:
     require_kafka(settings, "purge", "receive and acknowledge the messages instead")
 
 
-async def _ends(settings: ClientSettings, inspector: Inspector, queue: str) -> dict[Source, int]:
-    """Return the end offsets of the partitions with a queue's records."""
+async def _ends(
+    settings: ClientSettings, inspector: Inspector, queue: str, before_ms: int | None = None
+) -> dict[Source, int]:
+    """Return the end offsets of the partitions with a queue's records, or of their records sent before a time."""
     places = (await inspector.places([queue]))[queue]
     async with LogReader(settings, committed=False) as view:
-        return {source: span.stop for source, span in (await existing_ranges(view, places)).items()}
+        stops = {source: span.stop for source, span in (await existing_ranges(view, places)).items()}
+        later = {} if before_ms is None else await view.offsets_at(stops, before_ms)
+    firsts = {source: offset for source, offset in later.items() if offset is not None}
+    return {source: min(stop, firsts.get(source, stop)) for source, stop in stops.items()}
+
+
+def _clocks(clocks: Mapping[int, int], before_ms: int | None) -> dict[int, int]:
+    """Return the clocks of an extent."""
+    return {partition: ms if before_ms is None else min(ms, before_ms - 1) for partition, ms in clocks.items()}
 
 
 def _markers(

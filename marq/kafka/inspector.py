@@ -143,13 +143,20 @@ class Inspector:
         known = await self._furthest(wanted, ranges)
         return {queue: self._places_of(queue, ranges, known) for queue in wanted}
 
-    async def waiting(self, queues: Iterable[str], limit: int = MAX_SCANNED) -> Waiting:
-        """Count waiting messages."""
+    async def waiting(
+        self, queues: Iterable[str], limit: int = MAX_SCANNED, ends: Mapping[Source, int] | None = None
+    ) -> Waiting:
+        """Count waiting messages, or those before these offsets."""
         places = await self.places(queues)
         acquired = await self.acquired(places)
         found = Waiting()
         async with LogReader(self._settings, committed=False) as view:
-            ranges, complete = _cut(await self._unread(view, places), limit)
+            unread = await self._unread(view, places)
+            if ends is not None:
+                unread = {
+                    source: range(span.start, min(span.stop, ends.get(source, 0))) for source, span in unread.items()
+                }
+            ranges, complete = _cut(unread, limit)
             scanned = 0
             async for fetched in view.read(ranges):
                 for source, read in fetched.items():

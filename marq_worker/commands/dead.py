@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -18,14 +17,13 @@ from marq.client.dead_letter import DeadLetter
 from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.settings.client import ClientSettings
-from marq.settings.durations import moment_of
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.names import check_queue_name
 from marq_worker.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command
 from marq_worker.commands.confirmation import confirm
-from marq_worker.commands.terminal import Column, bar, quoted, show, terminal, text
+from marq_worker.commands.terminal import Column, age, bar, quoted, show, terminal, text
 from marq_worker.commands.unknown import note_about
-from marq_worker.readable import plain, read_duration, why_dead
+from marq_worker.readable import plain, why_dead
 
 #: Dead letters to show without --limit.
 DEFAULT_LETTERS = 20
@@ -177,8 +175,8 @@ def read_filters(
     identity: str | None,
 ) -> Filters:  # fmt: skip
     filters: Filters = {"reason": reason, "error": error, "id": identity}
-    filters["older_than"] = None if older is None else _age("--older", older)
-    filters["newer_than"] = None if newer is None else _age("--newer", newer)
+    filters["older_than"] = None if older is None else age("--older", older)
+    filters["newer_than"] = None if newer is None else age("--newer", newer)
     wanted: dict[str, bytes | str | None] = {}
     for header in headers:
         name, equals, value = header.partition("=")
@@ -187,19 +185,6 @@ def read_filters(
         wanted[name] = value if equals else None
     filters["header"] = wanted or None
     return filters
-
-
-def _age(option: str, text: str) -> float | datetime:
-    age_s = read_duration(text)
-    if age_s is not None:
-        return age_s
-    moment = moment_of(text.strip())
-    if moment is None:
-        raise ConfigError(
-            f"{option} {text}: expected an age such as 90s, 15m, 1h30m or 7d, or a time with a time zone, as in"
-            " 2030-01-31T08:00:00+00:00"
-        )
-    return moment
 
 
 async def ask_and_act(

@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from dataclasses import asdict
+from datetime import datetime
 from typing import Any
 
 import click
@@ -15,11 +16,12 @@ from marq.admin import purge as purging
 from marq.admin.purge import Purged
 from marq.kafka.inspector import MAX_SCANNED, Inspector, Waiting
 from marq.settings.client import ClientSettings
+from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
 from marq_worker.commands.command import DRY_RUN, INTERRUPTED, JSON, YES, Setup, command, open_queues
 from marq_worker.commands.confirmation import confirm
 from marq_worker.commands.open_messages import opened
-from marq_worker.commands.terminal import bar, seconds
+from marq_worker.commands.terminal import age, bar, seconds
 from marq_worker.commands.unknown import note_if_unknown
 
 
@@ -27,17 +29,21 @@ from marq_worker.commands.unknown import note_if_unknown
     click.argument("name"),
     click.option("--delayed", is_flag=True, help="Purge delayed messages too."),
     click.option("--dead", is_flag=True, help="Delete dead letters too."),
+    click.option("--older", metavar="AGE", help="Only messages sent earlier than AGE ago (90s, 1h30m, 7d) or a time."),
     DRY_RUN,
     JSON,
     YES,
 )
 async def purge(
-    setup: Setup, name: str, delayed: bool, dead: bool, dry_run: bool, as_json: bool, yes: bool
+    setup: Setup, name: str, delayed: bool, dead: bool, older: str | None, dry_run: bool, as_json: bool, yes: bool
 ) -> int:  # fmt: skip
     """Discard all waiting messages of a queue; messages in flight continue."""
     check_queue_name(name)
+    if dead and older is not None:
+        raise ConfigError(f"--older with --dead: run marq dead {name} --delete --older {older} instead")
+    before_ms = None if older is None else _before_ms(older)
     client, interrupted = setup.client, False
-    purged, extent, complete = await purging.preview(client, name, delayed=delayed, dead=dead)
+    purged, extent, complete = await purging.preview(client, name, delayed=delayed, dead=dead, before_ms=before_ms)
     # An incomplete count may have found none of the queue's messages.
     if not dry_run and (purged.total or not complete):
         confirm(f"Purge {_counted(purged, complete=complete)} of queue {name!r} permanently?", client, yes=yes)
@@ -55,6 +61,13 @@ async def purge(
     if complete and not (purged.total or interrupted):
         await note_if_unknown(client, name)
     return INTERRUPTED if interrupted else int(not complete)
+
+
+def _before_ms(older: str) -> int:
+    """Return the time before which messages are purged."""
+    limit = age("--older", older)
+    before_s = limit.timestamp() if isinstance(limit, datetime) else time.time() - limit
+    return max(0, int(before_s * 1000))
 
 
 INTERRUPTED_TEXT = "interrupted: waiting messages of queue {!r} may be skipped but not purged: purge it again"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import click
@@ -18,6 +19,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from marq.settings.durations import moment_of
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq_worker.commands.command import Interrupted, say
 from marq_worker.readable import DURATION_FORM, plain, read_duration, span
@@ -220,6 +222,20 @@ def seconds(option: str, text: str) -> float:
     if duration_s is None:
         raise ConfigError(f"{option} {text}: expected {DURATION_FORM}")
     return duration_s
+
+
+def age(option: str, text: str) -> float | datetime:
+    """Return an age in seconds, or the time that an option names instead."""
+    age_s = read_duration(text)
+    if age_s is not None:
+        return age_s
+    moment = moment_of(text.strip())
+    if moment is None:
+        raise ConfigError(
+            f"{option} {text}: expected an age such as 90s, 15m, 1h30m or 7d, or a time with a time zone, as in"
+            " 2030-01-31T08:00:00+00:00"
+        )
+    return moment
 
 
 def text(value: bytes | None) -> str | None:

@@ -455,6 +455,7 @@ class PretendActor:
         self.fails = False
         #: What purges were given.
         self.extents: list[Extent | None] = []
+        self.before_ms: int | None = None
         self._namespace = namespace
 
     async def cancel(self, queue: str, ids: Sequence[str]) -> Sequence[bool]:
@@ -492,8 +493,9 @@ class PretendActor:
         self.asked.append(("switch-schedule", (name, enabled)))
         (self._namespace.resumed.add if enabled else self._namespace.resumed.discard)(name)
 
-    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
-        return Extent({Source("marq.messages", 0): 7}, clocks)
+    async def extent(self, queue: str, clocks: Mapping[int, int], before_ms: int | None = None) -> Extent:
+        self.before_ms = before_ms
+        return Extent({Source("marq.messages", 0): 7 if before_ms is None else 3}, clocks)
 
     async def purge(self, queue: str, *, delayed: bool, extent: Extent | None) -> Reached:
         self.asked.append(("purge", (queue, delayed)))

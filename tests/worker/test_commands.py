@@ -401,6 +401,23 @@ async def test_a_purge_ends_only_what_existed_when_it_was_asked_about(
     assert (left.waiting, left.delayed) == (4, 3)
 
 
+async def test_a_purge_of_old_messages_ends_those_sent_before_a_time(
+    shared_worker: Worker, producer: marq.Producer, shell: Shell, queue: str
+) -> None:
+    await producer.send_many(queue, [b"old"] * 30)
+    await asyncio.sleep(0.01)
+    at = datetime.now(UTC).isoformat()
+    await asyncio.sleep(0.01)
+    await producer.send_many(queue, [b"new"] * 4)
+
+    meant = await shell.json("purge", queue, "--older", at, "--dry-run")
+    purged = await shell.json("purge", queue, "--older", at, "--yes")
+    later = await shell.json("purge", queue, "--older", "1h", "--yes")
+
+    assert (meant["waiting"], purged["waiting"], later["waiting"]) == (30, 30, 0)
+    assert [message["value"] for message in (await shell.json("peek", queue))["messages"]] == ["new"] * 4
+
+
 def settings_of(worker: Worker) -> ClientSettings:
     options = client_of(worker)
     return ClientSettings.read(options.pop("bootstrap_servers"), options, environment={})

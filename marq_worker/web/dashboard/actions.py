@@ -232,7 +232,7 @@ ACTIONS: Mapping[str, Action] = {
                 Field("delayed", "Also delayed messages", "checkbox", {"value": "yes"}),
                 Field("typed", "Type the name of the queue", attributes={"required": "required"}),
             ),
-            _QUEUE | {"extent"},
+            _QUEUE | {"minutes", "extent"},
         ),
         Action(
             CANCEL, "Cancel handler", "Cancel the handler of message {id} of queue {queue}?",
@@ -255,6 +255,11 @@ ACTIONS: Mapping[str, Action] = {
         ),
     )
 }  # fmt: skip
+
+
+def at_least_old(minutes: int) -> str:
+    """Return the words that limit a purge to messages of an age; nothing for 0."""
+    return f" that are at least {minutes:,} minute{'' if minutes == 1 else 's'} old" if minutes else ""
 
 
 def read_action(name: str) -> Action:
@@ -315,18 +320,24 @@ class AuditedActions:
         with audited(command, who, **query):
             return await self.actor.carry_out(command, query)
 
-    def purge(self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, extent: Extent | None) -> str:
-        """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`."""
+    def purge(
+        self, action: Action, queue: str, who: Mapping[str, str], *, delayed: bool, minutes: int, extent: Extent | None
+    ) -> str:
+        """Start to purge a queue; return the id of its task; raise as :meth:`to_dead_letters`.
+
+        ``minutes``: for the audit log, the least age of the messages in the extent; 0 for all.
+        """
+        details = {"delayed": delayed, **({"minutes": minutes} if minutes else {})}
 
         async def work(_: Callable[[Reached], None]) -> Reached:
-            with audited(action.name, who, queue=queue, delayed=delayed) as results:
+            with audited(action.name, who, queue=queue, **details) as results:
                 purged = await self.actor.purge(queue, delayed=delayed, extent=extent)
                 results.update(asdict(purged))
             return purged
 
-        what = f"waiting{' and delayed' if delayed else ''} messages of queue {queue}"
+        what = f"waiting{' and delayed' if delayed else ''} messages of queue {queue}{at_least_old(minutes)}"
         task = self.tasks.begin(action.name, queue, what, Deleted(0), work)
-        audit(action.name, who, task=task.id, queue=queue, delayed=delayed)
+        audit(action.name, who, task=task.id, queue=queue, **details)
         return task.id
 
     def to_dead_letters(

@@ -180,8 +180,10 @@ class Actor:
         await self._queues.start()
         return Schedules.of(self._queues)
 
-    async def extent(self, queue: str, clocks: Mapping[int, int]) -> Extent:
+    async def extent(self, queue: str, clocks: Mapping[int, int], before_ms: int | None = None) -> Extent:
         """Return what a purge of a queue would affect now, given the trackers' clocks by markers partition.
+
+        With ``before_ms``, messages sent at this time or later stay.
 
         Raises MarqError if a clock is missing: the purge would leave the partition's delayed and redriven messages.
         """
@@ -192,7 +194,7 @@ class Actor:
                 f" {', '.join(map(str, missing))}. Try again in a moment; if the error persists, run marq check"
             )
         await self._queues.start()
-        return await extent_now(self._client, self._queues.definitions, queue, clocks)
+        return await extent_now(self._client, self._queues.definitions, queue, clocks, before_ms)
 
     async def purge(self, queue: str, *, delayed: bool, extent: Extent | None) -> Reached:
         """Purge a queue, with its delayed messages if ``delayed``; messages outside the extent stay."""

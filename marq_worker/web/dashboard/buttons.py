@@ -7,6 +7,7 @@ or the extent of a purge. The confirmation returns it, so that the action does n
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,7 @@ from marq.admin.purge import Extent
 from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import check_queue_name
-from marq_worker.web.dashboard.actions import Action, AuditedActions, audit, read_action
+from marq_worker.web.dashboard.actions import Action, AuditedActions, at_least_old, audit, read_action
 from marq_worker.web.dashboard.actor import DeadLetterSelection
 from marq_worker.web.dashboard.forms import (
     read_dead_letters,
@@ -29,7 +30,7 @@ from marq_worker.web.dashboard.forms import (
     write_places,
 )
 from marq_worker.web.dashboard.queries import DashboardQueries
-from marq_worker.web.message_listing import MAX_PLACES
+from marq_worker.web.message_listing import MAX_MINUTES, MAX_PLACES, read_number
 from marq_worker.web.security import VISITOR
 
 #: Time limit for counting dead letters for a page.
@@ -139,15 +140,21 @@ class Buttons:
         self, request: web.Request, action: Action, form: Mapping[str, str], back: str, *, confirmed: bool
     ) -> web.StreamResponse:
         queue = await self._known_queue(form)
+        minutes = read_number(form, "minutes", 0, MAX_MINUTES, least=0)
         if not confirmed:
-            fields = [("queue", queue), ("extent", str(await self._extent(queue)))]
-            return self._ask(request, action, [], back, f"queue {queue}", fields)
+            fields = [("queue", queue), ("extent", str(await self._extent(queue, minutes)))]
+            if minutes:
+                fields.append(("minutes", str(minutes)))
+            return self._ask(request, action, [], back, f"queue {queue}{at_least_old(minutes)}", fields)
         if form.get("typed", "").strip() != queue:
             raise ConfigError(
                 f"queue {queue}: nothing was purged, because the typed name differs; go back and retype it"
             )
         extent = Extent.parse(form["extent"]) if "extent" in form else None
-        task = self._actions.purge(action, queue, _who(request), delayed=form.get("delayed") == "yes", extent=extent)
+        if extent is None and minutes:
+            extent = await self._extent(queue, minutes)
+        delayed = form.get("delayed") == "yes"
+        task = self._actions.purge(action, queue, _who(request), delayed=delayed, minutes=minutes, extent=extent)
         return see(f"/tasks/{task}", {})
 
     async def _known_queue(self, form: Mapping[str, str]) -> str:
@@ -155,7 +162,7 @@ class Buttons:
         await self._namespace.check_known(queue)
         return queue
 
-    async def _extent(self, queue: str) -> Extent:
+    async def _extent(self, queue: str, minutes: int) -> Extent:
         workers = (await self._namespace.statistics())["workers"]
         clocks = {
             part["partition"]: part["clock_ms"]
@@ -164,7 +171,8 @@ class Buttons:
             # Workers of older versions report no clock, and a tracker that is still reading reports an earlier time.
             if "clock_ms" in part and part["state"] == "owner"
         }
-        return await self._actions.actor.extent(queue, clocks)
+        before_ms = int(time.time() * 1000) - minutes * 60_000 if minutes else None
+        return await self._actions.actor.extent(queue, clocks, before_ms)
 
     async def _act_on_dead_letters(
         self, request: web.Request, action: Action, form: Mapping[str, str], ids: Sequence[str], back: str, *,

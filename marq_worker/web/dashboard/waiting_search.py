@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from marq.kafka.inspector import Peeked, by_age
@@ -51,6 +51,11 @@ class WaitingSearch:
     def filters(self) -> bool:
         """Whether it leaves out any message."""
         return bool(self.text or self.header or self.attempts > 1 or self.minutes)
+
+    @property
+    def may_purge(self) -> bool:
+        """Whether a purge can end what it shows: consumers skip all records before an offset."""
+        return not replace(self, minutes=0).filters
 
     def query(self, **changed: Any) -> dict[str, str]:
         """Return the query of an address with this search, without defaults."""

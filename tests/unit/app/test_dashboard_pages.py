@@ -6,6 +6,7 @@ import asyncio
 import json
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from typing import Any
@@ -611,6 +612,35 @@ async def test_a_pause_for_something_else_than_a_time_is_refused(client: Client,
 
     assert (answer.status, actor.asked) == (400, [])
     assert "for=a while: expected a duration such as 90s" in await answer.text()
+
+
+async def test_a_purge_of_old_messages_says_how_old_and_keeps_to_what_it_asked_about(
+    client: Client, actor: PretendActor
+) -> None:
+    page, fields = await question(client, "purge", ("queue", "webhooks"), ("minutes", "30"))
+    assert "Purge all waiting messages from queue webhooks that are at least 30 minutes old?" in page
+    assert actor.before_ms is not None
+    assert abs(time.time() * 1000 - 30 * 60_000 - actor.before_ms) < 60_000
+
+    await confirm(client, "purge", [*fields, ("typed", "webhooks")])
+    # A program need not ask first.
+    form = {"queue": "webhooks", "minutes": "30", "confirmed": "yes", "typed": "webhooks"}
+    assert (await client.post("/actions/purge", data=form)).status == 200
+
+    assert [extent and [*extent.ends.values()] for extent in actor.extents] == [[3], [3]]
+
+
+@pytest.mark.parametrize(
+    ("filters", "offered"),
+    [("", "Purge all<"), ("&minutes=30", "Purge all that match<"), ("&minutes=30&text=a", None), ("&attempts=2", None)],
+)
+async def test_waiting_messages_can_be_purged_by_their_age_alone(
+    client: Client, filters: str, offered: str | None
+) -> None:
+    page = await (await client.get(f"/queues/emails/messages?state=waiting{filters}")).text()
+
+    assert ("Purge all" in page) is (offered is not None)
+    assert offered is None or offered in page
 
 
 async def test_a_queue_whose_name_is_typed_wrongly_is_not_purged(client: Client, actor: PretendActor) -> None:

@@ -34,7 +34,7 @@ class Counting:
     def __init__(self, found: int) -> None:
         self._found = found
 
-    async def waiting(self, queues: list[str]) -> Waiting:
+    async def waiting(self, queues: list[str], ends: dict[Source, int] | None = None) -> Waiting:
         return Waiting(Counter({queues[0]: self._found}), complete=False, ends={P0: 1_000_000})
 
     async def places(self, queues: list[str]) -> dict[str, dict[Source, int]]:
@@ -92,6 +92,21 @@ def test_a_dry_run_says_that_its_count_is_incomplete(purged: AsyncMock, found: i
     assert (text.exit_code, document.exit_code) == (1, 1)
     assert f"at least {found:,} messages (counting stopped after 1,000,000 records) would be purged" in text.stdout
     assert json.loads(document.stdout)["complete"] is False
+    purged.assert_not_called()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--older", "soon"], "--older soon: expected an age such as 90s"),
+        (["--older", "1h", "--dead"], "--older with --dead: run marq dead emails --delete --older 1h instead"),
+    ],
+)
+def test_what_is_purged_by_age_is_understood_or_nothing_is(purged: AsyncMock, options: list[str], said: str) -> None:
+    ended = CliRunner().invoke(command.purge, ["emails", *options, "--yes"])
+
+    assert ended.exit_code != 0
+    assert said in ended.stderr
     purged.assert_not_called()
 
 

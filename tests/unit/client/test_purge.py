@@ -248,6 +248,30 @@ async def test_a_purge_ends_only_messages_that_existed_when_it_was_asked_about(n
     assert namespace.states(range(4, 10)) == {State.LEASED}
 
 
+async def test_a_purge_of_old_messages_leaves_those_sent_later(namespace: Namespace) -> None:
+    namespace.fill(range(4), timestamp_ms=T0)
+    namespace.delay(1, 60_000)
+    namespace.delay(2, 60_000)
+    namespace.fill(range(4, 10), timestamp_ms=T0 + 1)
+
+    clocks = {0: namespace.book.clock.now_ms}
+    extent = await purging.extent_now(SETTINGS, namespace.definitions, QUEUE, clocks, before_ms=T0 + 1)
+
+    assert extent == Extent({P0: 4}, {0: T0})
+    assert await purge(extent=extent, delayed=True) == Purged(waiting=4, delayed=1)
+    assert [namespace.states([number], DRAWN) for number in (1, 2)] == [{State.CANCELLED}, {State.DELAYED}]
+
+
+async def test_a_purge_of_messages_older_than_all_ends_none(namespace: Namespace) -> None:
+    namespace.fill(range(4), timestamp_ms=T0)
+
+    extent = await purging.extent_now(SETTINGS, namespace.definitions, QUEUE, {0: T0}, before_ms=T0)
+
+    assert extent == Extent({P0: 0}, {0: T0 - 1})
+    assert await purge(extent=extent) == Purged()
+    assert namespace.skipped.left(P0, 0, T0)
+
+
 @pytest.mark.parametrize("delayed", [False, True])
 async def test_delayed_messages_end_only_on_request(namespace: Namespace, delayed: bool) -> None:
     # The queue is paused. So a message with a deduplication id and without a delay is still with its tracker.
