@@ -132,7 +132,7 @@ class _Replaying:
         self._inspector = inspector
         self._queue = queue
         self._key = queue.encode()
-        self._ordered = definitions(queue).ordered
+        self._ordered = definitions(queue).by_key
         #: The records before the start of the queue.
         self._before = definitions.begin(queue)
         #: Prefixes of the ids of this replay's messages.

@@ -161,6 +161,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             codec=self._codec,
             queue=definitions.settings,
             skipped=definitions.skipped,
+            partitions=lambda queue: definitions.placement(queue).reads,
         )
         if self._lease_ms is not None or self._max_lease_ms is not None:
             for queue in self._membership.queues(definitions):

@@ -167,4 +167,5 @@ def _worker_settings(
         codecs=codecs,
         queue=settings,
         skipped=definitions.skipped,
+        partitions=lambda queue: definitions.placement(queue).reads,
     )

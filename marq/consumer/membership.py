@@ -88,7 +88,7 @@ class Membership:
             self._refuse_part_of_group(self.queue, definitions)
         topics = {queue: definitions.settings(queue).topic for queue in queues}
         reads = {queue: definitions.placement(queue).reads for queue in queues}
-        ordered = any(definitions.settings(queue).ordered for queue in queues)
+        ordered = any(definitions.settings(queue).by_key for queue in queues)
         changed_at = definitions.changed_at(queues)
         return serving(names.messages, queues, topics, reads, changed_at, definitions.skipped, ordered=ordered)
 

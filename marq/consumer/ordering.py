@@ -1,10 +1,11 @@
-"""Which message of an ordering key is next, and when: a pure engine for queues with ordering.
+"""Which message of a key is next, and when: a pure engine for queues with ordering, limits or fairness.
 
 Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
 messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
 answer therefore covers everything that any former reader has delivered. From then on, :class:`KeyQueues` has the open
 messages of the queue in this source. Only the first message of a key is delivered. The next one follows when the end of
 the first is durable; otherwise a crash could redeliver the first after it. A message without a key is first at once.
+With limits or fairness, :mod:`marq.consumer.turns` decides which messages have their turns.
 
 A message that is released, or whose lease has ended, keeps its place. Its tracker knows whether the attempt counts and
 how long it waits, so the receiver asks it: at once, and when the delay is over, because the message may have been
@@ -27,6 +28,7 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+from marq.consumer.turns import Lines, Turns
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, is_exhausted
 from marq.core.storage.acquired_ranges import AcquiredRanges
@@ -35,6 +37,7 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.records import OneHeader, Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
+from marq.settings.limits import HEADER_KEY
 from marq.settings.queue import BLOCK
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resumed, Source
@@ -153,6 +156,8 @@ class PendingRetry:
     last: str | None = None
     #: True if a purge may have ended it since the tracker was last asked; that question is unanswered.
     outdated: bool = False
+    #: True while it waits for a delay without having its turn.
+    parked: bool = False
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
     #: The first ``row``, from which each answer starts.
@@ -245,9 +250,13 @@ class KeyOrder:
         """Return whether no message of the same key comes before this one."""
         return offset not in self._before
 
+    def is_early(self, offset: int) -> bool:
+        """Return whether a former consumer may have begun a message: only the first of its key."""
+        return self.is_first(offset)
+
 
 class Ordering:
-    """The queues with ordering of one receiver."""
+    """The queues with ordering, limits or fairness of one receiver."""
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self.settings = settings
@@ -255,6 +264,8 @@ class Ordering:
         self.queues: frozenset[str] = frozenset()
         self._paused: frozenset[str] = frozenset()
         self._keys: dict[Key, KeyQueues] = {}
+        #: The turns in queues with limits or fairness.
+        self.turns: dict[str, Turns[KeyQueues]] = {}
         #: Sources that are being resumed, and how many of their queues still wait for an answer.
         self._resuming: Counter[Source] = Counter()
         #: True once the receiver stops delivering.
@@ -280,6 +291,7 @@ class Ordering:
         while self._later and self._later[0][0] <= now_s:
             _, _, keys, retry = heapq.heappop(self._later)
             keys.advance(retry, now_s)
+        self._take_turns(now_s)
         commit = now_s >= self._commit_s
         if not (self._deliver or self._resume or self._ask or self._again or commit):
             return None
@@ -297,7 +309,13 @@ class Ordering:
     @property
     def next_due_s(self) -> float:
         """When to call :meth:`next_steps` at the latest, if nothing else happens."""
-        return min(self._later[0][0] if self._later else inf, self._commit_s)
+        next_s = min(self._later[0][0] if self._later else inf, self._commit_s)
+        return min([next_s, *[turns.next_s for turns in self.turns.values()]]) if self.turns else next_s
+
+    def _take_turns(self, now_s: float) -> None:
+        for turns in self.turns.values():
+            for keys, offsets in turns.take(now_s):
+                keys.take_turns(offsets, now_s)
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
@@ -313,11 +331,18 @@ class Ordering:
 
     # --- queues and sources -------------------------------------------------------------------------------------------
 
-    def serve(self, queues: Iterable[str]) -> None:
-        """Note which of these queues are ordered, and which of them are paused."""
-        settings = {queue: self.settings.queue(queue) for queue in queues}
-        self.queues = frozenset(queue for queue, its in settings.items() if its.ordered)
+    def serve(self, shares: Mapping[str, float]) -> None:
+        """Note the settings of these queues, and which share of their partitions this receiver has."""
+        settings = {queue: self.settings.queue(queue) for queue in shares}
+        self.queues = frozenset(queue for queue, its in settings.items() if its.by_key)
         self._paused = frozenset(queue for queue in self.queues if settings[queue].paused)
+        for queue in self.queues:
+            its, turns = settings[queue], self.turns.get(queue)
+            if turns is not None:
+                turns.apply(its, shares[queue])
+            elif its.limits is not None or its.fair:
+                # Sources that are read already continue in order until they are resumed again.
+                self.turns[queue] = Turns(its, shares[queue])
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
@@ -357,7 +382,7 @@ class Ordering:
             found = open_messages(parts, now_s)
             opened = {offset: message for offset, message in found.items() if message is not None}
             holder = ordered_holder(parts[0].asked_at, random)
-            self._keys[beginning.queue, source] = KeyQueues(self, beginning, holder, parts[0].acquired, opened)
+            self._keys[beginning.queue, source] = KeyQueues(self, beginning, holder, parts[0].acquired, opened, now_s)
         self._resuming[source] -= 1
         if self._resuming[source] > 0:
             return False
@@ -369,6 +394,8 @@ class Ordering:
         for keys in self._keys.values():
             keys.give_up()
         self._keys = {}
+        for turns in self.turns.values():
+            turns.give_up()
         self._deliver, self._resume, self._ask, self._again, self._later = [], [], [], [], []
         self._resuming.clear()
 
@@ -468,6 +495,7 @@ class Ordering:
                 keys.acquired_again(batch, offset, now_s)
         for keys, known, _ in reread:
             keys.add(new[keys], known, now_s)
+            self._take_turns(now_s)
             if new[keys]:
                 self._blocked_cycles = 0 if self._deliver else self._blocked_cycles + 1
 
@@ -521,6 +549,7 @@ class KeyQueues:
         holder: int,
         acquired: Iterable[tuple[int, int]],
         unread: Mapping[int, Open],
+        now_s: float,
     ) -> None:
         self.queue, self.source, _, self.own_topic = beginning
         self.holder = holder
@@ -535,7 +564,11 @@ class KeyQueues:
         #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
-        self._order = KeyOrder()
+        turns = ordering.turns.get(self.queue)
+        self._order: KeyOrder | Lines[KeyQueues] = KeyOrder() if turns is None else turns.line(self, now_s)
+        if isinstance(self._order, Lines):
+            leased = {offset: message.until_s for offset, message in unread.items() if message.leased}
+            self._order.wait_for(leased, max(leased.values(), default=now_s))
         #: The batch of each message that is leased here.
         self._batches: dict[int, LeasedBatch] = {}
         self._delivered: set[int] = set()
@@ -597,13 +630,41 @@ class KeyQueues:
         for records in parts:
             self._values.update(zip(records.offsets, records.values, strict=True))
             self.size += sum([len(value or b"") for value in records.values])
-            firsts += self._order.add(records.offsets, ordering_keys(records, own_topic=self.own_topic))
+            firsts += self._order.add(records.offsets, self._keys_of(records))
         for row in known:
             # Only the first message of a key can have been delivered.
-            retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_first(row.offset))
+            retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
+                if isinstance(self._order, Lines):
+                    self._note_turn(retry, message, now_s)
+                    self.advance(retry, now_s)
+        if isinstance(self._order, Lines):
+            self._order.known_to(self._tried)
         self._continue(firsts, now_s)
+
+    def _keys_of(self, records: Records) -> Sequence[bytes | None]:
+        key = self._ordering.settings.queue(self.queue).key
+        if key.startswith(HEADER_KEY):
+            name = key[len(HEADER_KEY) :]
+            return [dict(headers).get(name) or None for headers in records.headers or [()] * len(records)]
+        return ordering_keys(records, own_topic=self.own_topic)
+
+    def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
+        """Note the turn of a message that another consumer has, or that waits for a delay."""
+        order = self._order
+        if isinstance(order, KeyOrder):
+            return
+        if message.leased and message.until_s > now_s:
+            retry.parked = False
+            order.occupy(retry.offset)
+        elif message.until_s > now_s and not self._ordering.turns[self.queue].strict:
+            retry.parked = True
+            order.park(retry.offset)
+
+    def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
+        """Continue with messages whose turn it is."""
+        self._continue(offsets, now_s)
 
     def _unadded(self, records: Records) -> Records:
         """Leave out messages that are here already."""
@@ -656,10 +717,17 @@ class KeyQueues:
     def advance(self, retry: PendingRetry, now_s: float) -> None:
         """Ask about a message, or acquire it again, if it is the first of its key, and it is time."""
         offset = retry.offset
-        if not self.active or self._retries.get(offset) is not retry or retry.busy or not self._order.is_first(offset):
+        if not self.active or self._retries.get(offset) is not retry or retry.busy:
+            return
+        if not (retry.parked or self._order.is_first(offset)):
             return
         if retry.due_s > now_s:
             self._ordering.later(self, retry)
+            return
+        if retry.parked and not retry.asks:
+            retry.parked = False
+            assert isinstance(self._order, Lines)
+            self._order.rejoin(offset)
             return
         retry.busy = True
         self._ordering.again(self, retry)
@@ -715,6 +783,7 @@ class KeyQueues:
         if message.leased:
             if waits:
                 self._ask_later(retry, message, now_s)
+                self._note_turn(retry, message, now_s)
                 return
             self._lease_ended(retry, message)
         elif message.blocks and not self.blocks:
@@ -727,6 +796,7 @@ class KeyQueues:
             self._attempt(retry, message.attempt, message.error, counted=counted)
             if waits:
                 self._ask_later(retry, message, now_s)
+                self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
 

@@ -80,6 +80,11 @@ class PrefetchWindow:
         if idle:
             self._seen_s = None
 
+    @property
+    def recent(self) -> int:
+        """How many messages were last to be held: about those that are finished in a second."""
+        return self._window
+
     def window(self, floor: int, most: int, now_s: float) -> int:
         """Return how many messages to hold now: at least ``floor``, at most ``most``."""
         self._pass(now_s)

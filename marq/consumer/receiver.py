@@ -77,6 +77,10 @@ FIRST_RETRY_S, MAX_RETRY_S = 0.1, 5.0
 RESUME_RETRY_S = 0.1
 #: Maximum number of holders of messages in flight that a member reports to its group, newest first.
 MAX_TOLD_HOLDERS = 16
+#: How many records to read at a time of a queue with fairness, even if no handler wants a message.
+READ_AHEAD = 1_000
+#: How many seconds of work such a queue keeps ready, besides two messages for each handler.
+READY_S = 0.05
 #: How long a rebalance waits for cycles in progress.
 REVOKE_LIMIT_S = 10.0
 
@@ -204,16 +208,31 @@ class Receiver:
             self.fail(error)
 
     def demand(self) -> None:
-        """Check again whether there is room to fetch."""
+        """Check again whether there is room to fetch, and whose turn it is."""
         self._changed.set()
+        if self.ordering.turns:
+            self._take_steps()
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say, and drop messages that purges have ended."""
         self.gate.apply_pauses(self._serving.queues)
-        self.ordering.serve(self._serving.queues)
+        self._apply_shares()
         for queue in self.gate.apply_purges(self._serving.queues):
             self.ordering.purged(queue, self._now_s())
         self._take_steps()
+
+    def _apply_shares(self) -> None:
+        self.ordering.serve({queue: self._share(queue) for queue in self._serving.queues})
+
+    def _share(self, queue: str) -> float:
+        """Return which share of a queue's partitions this receiver reads."""
+        if not self._settings.queue(queue).by_key:
+            return 1.0
+        own = self._serving.own_topics.get(queue)
+        assigned, count = self._reader.assigned_of(own or self._serving.messages)
+        partitions = None if own else self._settings.partitions(queue)
+        total = set(range(count)) if partitions is None else set(partitions)
+        return len(total & set(assigned)) / len(total) if total else 1.0
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 
@@ -257,6 +276,7 @@ class Receiver:
         self._forget()
         self._holder = self._next_holders[0] if self._next_holders else self._new_holder()
         self._next_holders = []
+        self._apply_shares()
 
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
@@ -306,6 +326,9 @@ class Receiver:
         most, pending = self._settings.max_in_flight, self._cycles.pending
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
         room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
+        if any(turns.reads_ahead for turns in self.ordering.turns.values()):
+            # The next turn may be that of a key whose messages come after many others.
+            room = max(room, READ_AHEAD)
         return max(0, room) if self.ordering.has_room else 0
 
     async def _stay_in_group(self) -> None:
@@ -595,11 +618,19 @@ class Receiver:
         """Do what the ordering wants now."""
         if self._stopping:
             return
+        for queue, turns in self.ordering.turns.items():
+            turns.wanted = self._wanted(queue, turns.running)
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
             self._take(steps)
         if self.ordering.next_due_s < self._next_step_s:
             self.writer.wake()
+
+    def _wanted(self, queue: str, running: int) -> int:
+        """Return how many messages of a queue may have their turns now, if those behind them might come first."""
+        buffer = self.prefetch.buffers[queue]
+        handled = 2 * buffer.handler_demand + int(buffer.window.recent * READY_S)
+        return max(handled if buffer.handler_demand else 0, running + buffer.call_demand - len(buffer.ready))
 
     def _take(self, steps: Steps) -> None:
         for run in steps.deliver:

@@ -95,6 +95,9 @@ class Reader(Protocol):
     async def keep_alive(self) -> None:
         """Stay a member of the group although nothing is fetched."""
 
+    def assigned_of(self, topic: str) -> tuple[Collection[int], int]:
+        """Return the assigned partitions of a topic, and how many it has."""
+
 
 class TransactionalReader(Reader, Protocol):
     """A reader whose offsets can be committed in a transaction."""
@@ -274,6 +277,12 @@ class GroupReader:
         self._progress.clear()
         self._incarnations.clear()
         self._unplaced.clear()
+
+    def assigned_of(self, topic: str) -> tuple[Collection[int], int]:
+        if self._consumer is None:
+            return [], 0
+        assigned = [partition.partition for partition in self._consumer.assignment() if partition.topic == topic]
+        return assigned, len(self._consumer.partitions_for_topic(topic) or ())
 
     # --- for a watchdog -----------------------------------------------------------------------------------------------
 

@@ -219,7 +219,7 @@ class Inspector:
 
     async def acquired(self, queues: Iterable[str]) -> Acquired:
         """Return the acquired offsets of those of these queues that have ordering."""
-        ordered = {queue for queue in queues if self._definitions.settings(queue).ordered}
+        ordered = {queue for queue in queues if self._definitions.settings(queue).by_key}
         owned = await self.owned(incomplete=True) if ordered else {}
         return {
             (queue, source): ranges

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from marq.client.codecs import Codec, CodecsByType
 from marq.settings.durations import plain_seconds
+from marq.settings.placements import Partitions
 from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
@@ -35,6 +36,8 @@ class ReceiverSettings:
     queue: Callable[[str], QueueSettings] = lambda _: _DEFAULT
     #: Returns the purge of a queue, whose records are skipped.
     skipped: Callable[[str], SkippedRecords | None] = lambda _: None
+    #: Returns the partitions of the messages topic that have a queue's messages, None for all.
+    partitions: Callable[[str], Partitions] = lambda _: None
 
     @property
     def default_lease_ms(self) -> int:

@@ -75,14 +75,14 @@ class KeyedRoutes:
 
     async def _settings(self, queue: str) -> QueueSettings:
         settings = self._queues.definitions.settings(check_queue_name(queue))
-        if not settings.ordered:
+        if not settings.by_key:
             # It may have just been set.
             await self._queues.sync(self._limit_s)
             settings = self._queues.definitions.settings(queue)
-        if not settings.ordered:
+        if not settings.by_key:
             raise ConfigError(
-                f'queue {queue!r}: ordering_key needs the setting ordering = "{ORDERED_BY_KEY}", but it is'
-                f' "{settings.ordering}": set it in [queues.{queue}] of marq.toml, or leave the key out'
+                f'queue {queue!r}: ordering_key needs the setting ordering = "{ORDERED_BY_KEY}", limits or fair, but'
+                f' ordering is "{settings.ordering}": set one in [queues.{queue}] of marq.toml, or leave the key out'
             )
         return settings
 

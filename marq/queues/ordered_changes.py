@@ -44,6 +44,11 @@ def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
             " delivered again: the queue's consumers have not committed their offsets. Let a consumer run for some"
             " seconds, and repeat the change"
         )
+    if key in ("limits", "fair"):
+        return (
+            f"queue {queue!r}: {key} can't be removed while the queue has messages ({messages}), because its consumers"
+            f" would not deliver them again: wait until all are processed, or lift the limits with limits = {{}}"
+        )
     return (
         f"queue {queue!r}: {key} can't change while the queue has messages ({messages}), because messages of the same"
         " ordering key could overtake each other: stop its senders, wait until its consumers have processed all"
@@ -52,8 +57,11 @@ def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
 
 
 def _changed(before: QueueSettings, after: QueueSettings) -> str | None:
-    if before.ordered:
-        return next(
-            (key for key in ("ordering", "topic", "partitions") if getattr(before, key) != getattr(after, key)), None
-        )
-    return "ordering" if after.ordered and after.topic is not None else None
+    if not before.by_key:
+        return "ordering" if after.ordered and after.topic is not None else None
+    if before.by_key and not after.by_key:
+        # Its tracker would deliver no message again: messages keep their places until their consumers do that.
+        return next(key for key in ("ordering", "limits", "fair") if getattr(before, key) != getattr(after, key))
+    return next(
+        (key for key in ("ordering", "topic", "partitions") if getattr(before, key) != getattr(after, key)), None
+    )

@@ -272,7 +272,7 @@ class Definitions:
                 *[
                     name
                     for name, queue_settings in settings.items()
-                    if queue_settings.ordered or queue_settings.partitions is not None
+                    if queue_settings.by_key or queue_settings.partitions is not None
                 ],
             }
         )

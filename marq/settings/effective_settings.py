@@ -42,6 +42,9 @@ class EffectiveSettings:
     deduplication_window: float
     shutdown_timeout: float | None
     tracebacks: bool
+    key: str
+    limits: Mapping[str, Any] | bool
+    fair: bool
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

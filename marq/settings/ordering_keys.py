@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, QueueSettings
+from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, ORDERING_KEY, QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import utf8
 
@@ -27,7 +27,21 @@ class OrderingError(NamedTuple):
 
 
 def ordering_error(settings: QueueSettings) -> OrderingError | None:
-    """Return the setting that contradicts ``ordering``, None if there is none."""
+    """Return the setting that contradicts ``ordering``, ``limits`` or ``fair``, None if there is none."""
+    if settings.by_key and settings.delivery == AT_MOST_ONCE and not settings.ordered:
+        key = "fair" if settings.limits is None else "limits"
+        advice = f"cannot be combined with {key}: use at-least-once delivery, or no {key}"
+        return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)
+    if settings.key != ORDERING_KEY and settings.ordered:
+        advice = f'cannot be combined with ordering = "{ORDERED_BY_KEY}", which goes by the ordering key: leave key out'
+        return OrderingError("key", f'"{settings.key}"', advice)
+    if settings.key != ORDERING_KEY and not settings.by_key:
+        advice = "has no effect without limits or fair: set one of them, or leave key out"
+        return OrderingError("key", f'"{settings.key}"', advice)
+    most = None if settings.limits is None else settings.limits.per_key.concurrency
+    if settings.ordered and most is not None and most > 1:
+        advice = f'cannot be above 1 with ordering = "{ORDERED_BY_KEY}", which delivers the messages of a key in turn'
+        return OrderingError("limits.per_key.concurrency", str(most), advice)
     if not settings.ordered:
         if settings.on_dead_letter != BLOCK:
             return None

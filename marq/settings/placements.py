@@ -82,7 +82,7 @@ class Placement:
         """
         count = settings.partitions
         wanted = subset(queue, partitions, count)
-        if not settings.ordered:
+        if not settings.by_key:
             return None if self.sends == wanted and self.fixed is None else self.moved(wanted)
         fixed = ALL if count is None else count
         # A recreated topic may have fewer partitions.

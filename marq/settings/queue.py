@@ -15,6 +15,7 @@ from typing import Any
 from marq.settings.backoff import Backoff
 from marq.settings.breaker_thresholds import Breaker
 from marq.settings.hints import OURS
+from marq.settings.limits import Limits, Rate, check_key
 from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_topic_name, closest_name
@@ -43,7 +44,9 @@ REJECT = "reject"
 ALL = "all"
 MAX_SPREAD = 10_000
 #: Keys that [defaults] may not have.
-OWN_KEYS = ("group", "topic", "handler", "partitions", "ordering", "on_dead_letter", "start")
+OWN_KEYS = (
+    "group", "topic", "handler", "partitions", "ordering", "on_dead_letter", "start", "key", "limits", "fair",
+)  # fmt: skip
 
 
 AT_LEAST_ONCE, AT_MOST_ONCE = "at-least-once", "at-most-once"
@@ -53,6 +56,8 @@ EARLIEST, LATEST = "earliest", "latest"
 UNORDERED, ORDERED_BY_KEY = "none", "key"
 #: Values of ``on_dead_letter``: whether the later messages of a dead letter's ordering key are delivered.
 CONTINUE, BLOCK = "continue", "block"
+#: The value of ``key`` for the ordering key, which is the record key in a queue's own topic.
+ORDERING_KEY = "ordering"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +75,9 @@ class QueueSettings:
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
     the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
-    With ``tracebacks``, a dead letter has the traceback of the last attempt.
+    With ``tracebacks``, a dead letter has the traceback of the last attempt. ``limits`` bounds how many messages run at
+    a time and begin per second, of the queue and of each key; with ``fair``, keys take turns. ``key`` tells what the
+    key of a message is, "ordering" for its ordering key.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -99,6 +106,14 @@ class QueueSettings:
     deduplication_window_ms: int = 300_000
     shutdown_timeout_ms: int | None = None
     tracebacks: bool = True
+    key: str = ORDERING_KEY
+    limits: Limits | None = None
+    fair: bool = False
+
+    @property
+    def by_key(self) -> bool:
+        """Whether its consumers decide by key which message is next, and messages keep their places until then."""
+        return self.ordered or self.limits is not None or self.fair
 
     @property
     def ordered(self) -> bool:
@@ -156,6 +171,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["errors"] = {name: None if _rejects(said) else _backoff(said) for name, said in values["errors"].items()}
     if "breaker" in values:
         values["breaker"] = _breaker(values["breaker"])
+    if "limits" in values:
+        values["limits"] = None if values["limits"] is False else Limits.read(values["limits"])
     if values.get("partitions") == ALL:
         values["partitions"] = None
     if isinstance(values.get("paused"), str):
@@ -188,6 +205,9 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "deduplication_window": _seconds(settings.deduplication_window_ms),
         "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
         "tracebacks": settings.tracebacks,
+        "key": settings.key,
+        "limits": False if settings.limits is None else settings.limits.document(),
+        "fair": settings.fair,
     }
 
 
@@ -330,6 +350,21 @@ def _breaker_said(name: str, value: object) -> None:
     check_table(name, value, _BREAKER, separator=".")
 
 
+def _limits_said(name: str, value: object) -> None:
+    if value is False:
+        return
+    if not isinstance(value, Mapping):
+        raise ConfigError(
+            f'{name}: expected false or a table like {{ concurrency = 50, rate = "200/s", per_key = {{ concurrency = 2'
+            f" }} }}, not {value!r}"
+        )
+    check_table(name, value, _LIMITS, separator=".")
+
+
+def _key_limits_said(name: str, value: object) -> None:
+    check_table(name, value, _KEY_LIMITS, separator=".")
+
+
 def _paused(name: str, value: object) -> None:
     if not isinstance(value, bool):
         named(pause_end_ms)(name, value)
@@ -388,6 +423,8 @@ _BREAKER: Mapping[str, Check] = {
     "window": _count(MAX_WINDOW),
     "reset_timeout": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
 }
+_KEY_LIMITS: Mapping[str, Check] = {"concurrency": _count(MAX_CONCURRENCY), "rate": named(Rate.parse)}
+_LIMITS: Mapping[str, Check] = {**_KEY_LIMITS, "per_key": _key_limits_said}
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
     "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
@@ -412,4 +449,7 @@ CHECKS: Mapping[str, Check] = {
     "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
     "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
     "tracebacks": switch,
+    "key": named(check_key),
+    "limits": _limits_said,
+    "fair": switch,
 }

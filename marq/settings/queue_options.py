@@ -35,6 +35,9 @@ class HandlerOptions(TypedDict, total=False):
     deduplication_window: Duration | None
     shutdown_timeout: Duration | None
     tracebacks: bool | None
+    key: str | None
+    limits: Mapping[str, Any] | bool | None
+    fair: bool | None
 
 
 class QueueOptions(HandlerOptions, total=False):

@@ -256,3 +256,7 @@ class Member:
 
     async def keep_alive(self) -> None:
         return
+
+    def assigned_of(self, topic: str) -> tuple[Collection[int], int]:
+        assigned = [source.partition for source in self._read_to if source.log.topic == topic]
+        return assigned, self.partitions_of(topic)

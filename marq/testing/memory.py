@@ -171,7 +171,7 @@ class Memory:
         """Count the messages of a queue that have not ended."""
         leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
         waiting = sum(1 for _ in self.waiting(namespace, queue))
-        ordered = namespace.definitions(queue).ordered
+        ordered = namespace.definitions(queue).by_key
         unread = sum(1 for _ in self._after(namespace, queue, self.position)) if ordered else waiting
         return unfinished(waiting, leases, unread - waiting)
 

@@ -164,7 +164,7 @@ class Owner:
                 payload,
                 write.now_ms,
                 own_topic=names.is_senders_topic(action.source.topic),
-                ordered=settings(action.lease.queue).ordered,
+                ordered=settings(action.lease.queue).by_key,
             )
             for action, payload in write.due
             if action.destination is not Destination.NOWHERE

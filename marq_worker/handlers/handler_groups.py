@@ -121,7 +121,7 @@ def handler_groups(
             queues,
             modules,
             transactional=bool(_transactional(queues, definitions)),
-            ordered=any(definitions.settings(queue).ordered for queue in queues),
+            ordered=any(definitions.settings(queue).by_key for queue in queues),
             changed_at=definitions.changed_at(queues),
         )
         for name, queues in sorted(groups.items())

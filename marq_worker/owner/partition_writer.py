@@ -222,7 +222,7 @@ class PartitionWriter:
             payload,
             write.now_ms,
             own_topic=names.is_senders_topic(fire.source.topic),
-            ordered=self.context.settings(queue).ordered,
+            ordered=self.context.settings(queue).by_key,
         )
         if copy.destination is Destination.DEAD_LETTERS:
             options = {"headers": copy.headers, "timestamp_ms": write.appended_ms}

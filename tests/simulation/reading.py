@@ -114,6 +114,11 @@ class Reader:
             new_id=lambda: f"snapshot-{next(world.snapshot_numbers)}",
         )
 
+    def assigned_of(self, topic: str) -> tuple[Collection[int], int]:
+        sources = [*self.positions, *self._unplaced]
+        assigned = [source.partition for source in sources if source.log.topic == topic]
+        return assigned, sum(1 for source in self._world.messages if source.log.topic == topic)
+
     # --- calls of the receiver ----------------------------------------------------------------------------------------
 
     async def fetch(self, max_records: int) -> Mapping[Source, Records]:

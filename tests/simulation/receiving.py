@@ -48,6 +48,7 @@ class SimulatedReceiver(Receiver):
             limit_bytes=world.limit_bytes,
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
             skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
+            partitions=lambda queue: world.definitions.of(consumer).placement(queue).reads,
         )
         super().__init__(
             consumer.serving,

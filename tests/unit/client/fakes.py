@@ -90,6 +90,10 @@ class FakeReader:
     assignments: int = 0
     _more: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def assigned_of(self, topic: str) -> tuple[Collection[int], int]:
+        partitions = sorted({source.partition for source in self.log if source.topic == topic})
+        return partitions, len(partitions)
+
     def add(self, source: Source, *records: FakeRecord) -> None:
         self.log.setdefault(source, []).extend(records)
         self._more.set()

@@ -74,6 +74,9 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "deduplication_window": 3600,
         "shutdown_timeout": 7.5,
         "tracebacks": False,
+        "key": "header:tenant",
+        "limits": {"concurrency": 50, "rate": "200/s", "per_key": {"concurrency": 2, "rate": "10/min"}},
+        "fair": True,
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said

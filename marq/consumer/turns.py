@@ -1,0 +1,300 @@
+"""Whose turn it is: the limits of a queue and of its keys, and fairness among its keys, as a pure engine.
+
+Messages of a queue with ``limits`` or ``fair`` wait in the line of their key. Keys take turns: each :meth:`Turns.take`
+gives the next message of the key that has waited longest since its last turn, if neither the key nor the queue is at a
+limit. A message has its turn until it has ended, its delay begins, or its source is given up. A message without a key
+is a key of its own.
+
+Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
+limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
+given before all of them are known, or in the first interval of a rate: the former reader may have just begun one.
+
+Rates use the generic cell rate algorithm (ITU-T I.371), so messages begin evenly spaced. Times are monotonic seconds.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Hashable, Iterable
+from itertools import count, islice
+from math import inf
+from typing import Generic, TypeVar
+
+from marq.settings.limits import Limits, Rate
+from marq.settings.queue import QueueSettings
+
+#: How many keys may have the memory of a rate before those that may begin at once are forgotten.
+_MAX_KEYS = 10_000
+#: How many messages of a key without a limit a former consumer may have begun, and how many of one with a limit.
+_EARLY, _MAX_EARLY = 8, 64
+_NO_LIMITS = Limits()
+#: Sums of intervals are not exact.
+_ROUNDING_S = 1e-6
+
+#: The messages of a queue in one source.
+L = TypeVar("L", bound=Hashable)
+#: Bytes, or the offset of a message without a key.
+Key = bytes | int
+
+
+class Turns(Generic[L]):
+    """The waiting messages of one queue, in all sources of one receiver."""
+
+    def __init__(self, settings: QueueSettings, share: float = 1.0) -> None:
+        self.lines: dict[L, Lines[L]] = {}
+        #: How many messages have their turns.
+        self.running = 0
+        #: How many of them handlers and calls want at a time.
+        self.wanted: float = inf
+        self._numbers = count()
+        self._taken_s = -inf
+        #: The keys with waiting messages that are not at a limit, by the time of their last turn.
+        self._queue: list[tuple[int, Lines[L], Key]] = []
+        #: Keys whose rate lets their next message begin later.
+        self._later: list[tuple[float, int, Lines[L], Key]] = []
+        self._pace_s = 0.0
+        self.apply(settings, share)
+
+    def apply(self, settings: QueueSettings, share: float) -> None:
+        """Apply the settings; the partitions of this receiver are this ``share`` of all."""
+        self.limits, self._share = settings.limits or _NO_LIMITS, share
+        #: Messages of a key are delivered one after the other, and keep their turns while they wait for a retry.
+        self.strict = settings.ordered
+        #: Whether no more messages are given than are wanted now, because a later one may come first.
+        self.sparing = settings.fair or self.limits.rate is not None or self.limits.per_key.rate is not None
+        #: Whether messages are read although no handler wants them, because theirs may be the next turn.
+        self.reads_ahead = settings.fair
+        most = self.limits.concurrency
+        self._most = inf if most is None else max(1, int(most * share))
+        for lines in self.lines.values():
+            lines.apply()
+
+    def line(self, source: L, now_s: float) -> Lines[L]:
+        """Begin with a source."""
+        lines = self.lines[source] = Lines(self, source, now_s)
+        rate = self.limits.rate
+        if rate is not None:
+            self._pace_s = max(self._pace_s, _first_s(rate, now_s, self._share))
+        return lines
+
+    def give_up(self) -> None:
+        """Forget all sources."""
+        self.lines.clear()
+        self._queue, self._later, self.running = [], [], 0
+
+    def take(self, now_s: float) -> list[tuple[L, list[int]]]:
+        """Return the messages that have their turns now, by source."""
+        self._taken_s = now_s
+        while self._later and self._later[0][0] <= now_s:
+            _, _, lines, key = heapq.heappop(self._later)
+            self._offer(lines, key)
+        found: dict[L, list[int]] = {}
+        most = min(self._most, self.wanted) if self.sparing else self._most
+        held: list[tuple[int, Lines[L], Key]] = []
+        while self._queue and self.running < most and now_s >= self._may_begin_s:
+            entry = heapq.heappop(self._queue)
+            _, lines, key = entry
+            if lines.awaits(now_s):
+                held.append(entry)
+                continue
+            offset = lines.next_of(key)
+            if offset is None or lines.is_full(key):
+                lines.queued.discard(key)
+                continue
+            begins_s = lines.begins_s(key)
+            if begins_s > now_s:
+                heapq.heappush(self._later, (begins_s, next(self._numbers), lines, key))
+                continue
+            lines.begin(key, offset, now_s)
+            if self.limits.rate is not None:
+                self._pace_s = max(self._pace_s, now_s) + self.limits.rate.interval_s / self._share
+            found.setdefault(lines.source, []).append(offset)
+            self._offer(lines, key)
+        for entry in held:
+            heapq.heappush(self._queue, entry)
+        return list(found.items())
+
+    @property
+    def next_s(self) -> float:
+        """When to call :meth:`take` at the latest, if nothing else happens."""
+        times = [lines.awaited_until_s for lines in self.lines.values() if lines.awaited]
+        if self._later:
+            times.append(self._later[0][0])
+        # Other waits, for the end of a message or for handlers, end with an event.
+        if self._queue and self._may_begin_s > self._taken_s:
+            times.append(self._may_begin_s)
+        return min(times, default=inf)
+
+    @property
+    def _may_begin_s(self) -> float:
+        rate = self.limits.rate
+        return -inf if rate is None else _begins_s(rate, self._pace_s, self._share)
+
+    def offer(self, lines: Lines[L], key: Key) -> None:
+        """Give a key its next turn after those of all others that wait."""
+        if key not in lines.queued:
+            lines.queued.add(key)
+            self._offer(lines, key)
+
+    def _offer(self, lines: Lines[L], key: Key) -> None:
+        heapq.heappush(self._queue, (next(self._numbers), lines, key))
+
+
+class Lines(Generic[L]):
+    """The messages of one source, in a line for each key."""
+
+    def __init__(self, turns: Turns[L], source: L, now_s: float) -> None:
+        self.source = source
+        self._turns = turns
+        self._began_s = now_s
+        #: The key of each message.
+        self._keys: dict[int, Key] = {}
+        self._lines: dict[Key, deque[int]] = {}
+        #: The messages that have their turns, and how many of each key.
+        self._begun: set[int] = set()
+        self._running: dict[Key, int] = {}
+        #: The rates of keys that had a turn lately.
+        self._paces_s: dict[Key, float] = {}
+        #: The keys that :class:`Turns` has queued.
+        self.queued: set[Key] = set()
+        #: Messages that other consumers have leased, and whose keys are not known yet.
+        self.awaited: set[int] = set()
+        self.awaited_until_s = 0.0
+        #: Messages that wait for a delay.
+        self._parked: set[int] = set()
+
+    def apply(self) -> None:
+        """Offer the keys that changed limits may no longer hold back."""
+        for key in self._lines:
+            self._turns.offer(self, key)
+
+    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
+        """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
+        lines = self._lines
+        for offset, ordering_key in zip(offsets, keys, strict=True):
+            key: Key = offset if ordering_key is None else ordering_key
+            self._keys[offset] = key
+            line = lines.get(key)
+            if line is None:
+                line = lines[key] = deque()
+            line.append(offset)
+            self._turns.offer(self, key)
+        return []
+
+    def remove(self, offsets: Iterable[int]) -> list[int]:
+        """Remove messages that have ended."""
+        for offset in offsets:
+            key = self._keys.pop(offset, None)
+            if key is not None:
+                self._parked.discard(offset)
+                self._end(offset, key)
+        return []
+
+    def is_first(self, offset: int) -> bool:
+        """Return whether a message has its turn."""
+        return offset in self._begun
+
+    def is_early(self, offset: int) -> bool:
+        """Return whether a message is one of the first of its key, which a former consumer may have begun."""
+        most = 1 if self._turns.strict else min(self._turns.limits.per_key.concurrency or _EARLY, _MAX_EARLY)
+        return offset in islice(self._lines.get(self._keys[offset], ()), most)
+
+    def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
+        """Give no turns until these messages, which other consumers have leased until then, are known."""
+        self.awaited.update(offsets)
+        self.awaited_until_s = until_s
+
+    def known_to(self, end: int) -> None:
+        """Note that all records before this offset were read: awaited ones that are not here are gone."""
+        self.awaited = {offset for offset in self.awaited if offset >= end}
+
+    def occupy(self, offset: int) -> None:
+        """Note that another consumer has a message: it has its turn."""
+        self.awaited.discard(offset)
+        self._parked.discard(offset)
+        if offset not in self._begun and offset in self._keys:
+            self._begin(self._keys[offset], offset)
+
+    def park(self, offset: int) -> None:
+        """Take the turn of a message that waits for its delay."""
+        key = self._keys.get(offset)
+        if key is not None:
+            self._parked.add(offset)
+            self._end(offset, key)
+
+    def rejoin(self, offset: int) -> None:
+        """Let a message wait for its next turn, before the others of its key."""
+        key = self._keys[offset]
+        self._parked.discard(offset)
+        self._lines.setdefault(key, deque()).appendleft(offset)
+        self._turns.offer(self, key)
+
+    # --- for Turns ----------------------------------------------------------------------------------------------------
+
+    def awaits(self, now_s: float) -> bool:
+        """Return whether messages of other consumers are awaited."""
+        if self.awaited and now_s >= self.awaited_until_s:
+            self.awaited.clear()
+        return bool(self.awaited)
+
+    def next_of(self, key: Key) -> int | None:
+        """Return the next message of a key; forget those that have ended, or have their turns."""
+        line = self._lines.get(key)
+        while line:
+            offset = line[0]
+            if offset in self._keys and offset not in self._begun and offset not in self._parked:
+                return offset
+            line.popleft()
+        self._lines.pop(key, None)
+        return None
+
+    def is_full(self, key: Key) -> bool:
+        """Return whether as many messages of a key run as may."""
+        most = 1 if self._turns.strict else self._turns.limits.per_key.concurrency
+        return most is not None and self._running.get(key, 0) >= most
+
+    def begins_s(self, key: Key) -> float:
+        """Return when the next message of a key may begin."""
+        rate = self._turns.limits.per_key.rate
+        if rate is None or isinstance(key, int):
+            return -inf
+        return _begins_s(rate, self._paces_s.get(key, _first_s(rate, self._began_s)))
+
+    def begin(self, key: Key, offset: int, now_s: float) -> None:
+        """Give a message its turn."""
+        self._lines[key].popleft()
+        self._begin(key, offset)
+        rate = self._turns.limits.per_key.rate
+        if rate is not None and not isinstance(key, int):
+            if len(self._paces_s) >= _MAX_KEYS:
+                self._paces_s = {other: pace_s for other, pace_s in self._paces_s.items() if pace_s > now_s}
+            pace_s = self._paces_s.get(key, _first_s(rate, self._began_s))
+            self._paces_s[key] = max(pace_s, now_s) + rate.interval_s
+
+    def _begin(self, key: Key, offset: int) -> None:
+        self._begun.add(offset)
+        self._running[key] = self._running.get(key, 0) + 1
+        self._turns.running += 1
+
+    def _end(self, offset: int, key: Key) -> None:
+        if offset in self._begun:
+            self._begun.discard(offset)
+            self._turns.running -= 1
+            left = self._running[key] - 1
+            if left:
+                self._running[key] = left
+            else:
+                del self._running[key]
+        if self.next_of(key) is not None:
+            self._turns.offer(self, key)
+
+
+def _begins_s(rate: Rate, pace_s: float, share: float = 1.0) -> float:
+    """Return when the next message may begin, given when the rate would let it begin without bursts."""
+    return pace_s - (rate.burst - 1) * rate.interval_s / share - _ROUNDING_S
+
+
+def _first_s(rate: Rate, now_s: float, share: float = 1.0) -> float:
+    """Return the pace after another consumer may have used all of a rate up to now."""
+    return now_s + rate.burst * rate.interval_s / share

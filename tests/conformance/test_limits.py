@@ -1,0 +1,225 @@
+"""Limits and fairness: how many messages run at a time, how many begin, and whose turn it is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack
+
+import pytest
+
+import marq
+from tests.conformance.backend import Backend
+from tests.conformance.receiving import nothing_comes, running, take, take_one
+
+
+class Watched:
+    """A handler that notes how many of its calls run at a time, in all and for each value; it holds each for a turn."""
+
+    def __init__(self, backend: Backend, hold_s: float = 0.05) -> None:
+        self.now_s, self.hold_s = backend.now_s, hold_s
+        self.running = Counter[bytes]()
+        self.most, self.most_of_key = 0, Counter[bytes]()
+        self.done: list[bytes] = []
+        self.begun_s: list[float] = []
+
+    async def __call__(self, message: marq.Message) -> None:
+        self.begun_s.append(self.now_s())
+        value = message.value
+        self.running[value] += 1
+        self.most = max(self.most, self.running.total())
+        self.most_of_key[value] = max(self.most_of_key[value], self.running[value])
+        try:
+            await asyncio.sleep(self.hold_s)
+        finally:
+            self.running[value] -= 1
+        self.done.append(value)
+
+
+async def test_a_queue_runs_no_more_messages_than_its_limit(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"concurrency": 3}, partitions=1)
+    await backend.producer.send_many(queue, [b"x"] * 20)
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.until(lambda: len(watched.done) == 20)
+
+    assert watched.most == 3
+    await backend.statistics(queue, acked=20, redelivered=0)
+
+
+async def test_each_key_has_its_own_limit_and_stops_no_other(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"per_key": {"concurrency": 2}})
+    for key in ("a", "b", "c"):
+        await backend.producer.send_many(queue, [key.encode()] * 6, ordering_key=key)
+    await backend.producer.send_many(queue, [b"none"] * 6)
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=50)):
+        await backend.until(lambda: len(watched.done) == 24)
+
+    assert {key: watched.most_of_key[key] for key in (b"a", b"b", b"c")} == {b"a": 2, b"b": 2, b"c": 2}
+    assert watched.most_of_key[b"none"] > 2
+    await backend.statistics(queue, acked=24, redelivered=0)
+
+
+async def test_a_key_may_be_the_value_of_a_header(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"per_key": {"concurrency": 1}}, key="header:tenant", partitions=1)
+    for tenant in ("a", "b"):
+        await backend.producer.send_many(queue, [tenant.encode()] * 4, headers={"tenant": tenant})
+    await backend.producer.send_many(queue, [b"none"] * 4)
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=50)):
+        await backend.until(lambda: len(watched.done) == 12)
+
+    assert (watched.most_of_key[b"a"], watched.most_of_key[b"b"]) == (1, 1)
+    assert watched.most_of_key[b"none"] > 1
+
+
+async def test_a_message_that_waits_for_its_retry_does_not_stop_its_key(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"per_key": {"concurrency": 1}}, backoff=[2])
+    for value in (b"1", b"2", b"3"):
+        await backend.producer.send(queue, value, ordering_key="a")
+    async with backend.consumer(queue) as consumer:
+        first = await take_one(consumer)
+        await nothing_comes(backend, consumer)
+        await first.release(delay=2)
+
+        second = await take_one(consumer)
+        await nothing_comes(backend, consumer)
+        assert (first.value, second.value) == (b"1", b"2")
+        await second.ack()
+
+        last = [await take_one(consumer)]
+        await last[0].ack()
+        last.append(await take_one(consumer))
+        await last[1].ack()
+
+    assert {(message.value, message.attempt) for message in last} == {(b"1", 2), (b"3", 1)}
+    await backend.statistics(queue, acked=3, released=1, redelivered=1)
+
+
+async def test_a_message_whose_lease_ended_is_delivered_again_and_counts_until_then(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"concurrency": 1}, partitions=1, lease=2)
+    await backend.producer.send_many(queue, [b"1", b"2"])
+    async with AsyncExitStack() as stack:
+        former = backend.consumer(queue)
+        await former.start()
+        first = await take_one(former)
+        # As if its process were killed: the lease ends, and nothing is released.
+        await former.stop(release=False)
+        consumer = await stack.enter_async_context(backend.consumer(queue))
+
+        received = [await take_one(consumer)]
+        await nothing_comes(backend, consumer)
+        await received[0].ack()
+        received.append(await take_one(consumer))
+        await received[1].ack()
+
+    assert first.value == b"1"
+    assert Counter(message.value for message in received) == {b"1": 1, b"2": 1}
+    await backend.statistics(queue, acked=2)
+
+
+async def test_messages_begin_at_the_rate_of_their_queue(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"rate": "4/s"}, partitions=1)
+    await backend.producer.send_many(queue, [b"x"] * 9)
+    watched, consumer = Watched(backend, 0), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.until(lambda: len(watched.done) == 9)
+
+    # A quarter of a second after each other, by a clock that may be read late.
+    assert watched.begun_s[-1] - watched.begun_s[0] >= 1.9
+    await backend.statistics(queue, acked=9, redelivered=0)
+
+
+async def test_limits_change_while_consumers_run(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"concurrency": 1}, partitions=1)
+    await backend.producer.send_many(queue, [b"x"] * 10)
+    async with backend.consumer(queue) as consumer:
+        messages = [await take_one(consumer)]
+        await nothing_comes(backend, consumer)
+
+        await backend.define(queue, limits={"concurrency": 4})
+        while len(messages) < 4:
+            messages += await take(consumer)
+        await nothing_comes(backend, consumer)
+        await backend.define(queue, limits={})
+        while len(messages) < 10:
+            messages += await take(consumer)
+        await consumer.ack(messages)
+    await backend.statistics(queue, acked=10, redelivered=0)
+
+
+async def test_limits_of_a_queue_with_messages_are_lifted_and_not_removed(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"concurrency": 1}, partitions=1)
+    await backend.producer.send_many(queue, [b"1", b"2"])
+    async with backend.consumer(queue) as consumer:
+        first = await take_one(consumer)
+
+        with pytest.raises(marq.ConfigError, match=r"limits can't be removed .* limits = \{\}"):
+            await backend.queues.change(queue, limits=False)
+
+        await first.ack()
+        await (await take_one(consumer)).ack()
+    await backend.statistics(queue, acked=2)
+
+
+async def test_a_tenant_with_many_messages_does_not_delay_another(backend: Backend) -> None:
+    queue = await backend.new_queue(fair=True, partitions=1)
+    await backend.producer.send_many(queue, [b"big"] * 500, ordering_key="big")
+    watched, consumer = Watched(backend, 0.02), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=4)):
+        await backend.until(lambda: len(watched.done) >= 20)
+        await backend.producer.send_many(queue, [b"small"] * 3, ordering_key="small")
+        began = len(watched.done)
+        await backend.until(lambda: watched.done.count(b"small") == 3)
+        passed = len(watched.done) - began
+        await backend.until(lambda: len(watched.done) == 503)
+
+    # Those that had their turns, and about every other one after that.
+    assert passed < 100
+    await backend.statistics(queue, acked=503, redelivered=0)
+
+
+async def test_ordering_and_limits_go_together(backend: Backend) -> None:
+    queue = await backend.new_queue(ordering="key", limits={"concurrency": 2}, partitions=1)
+    for number in range(12):
+        await backend.producer.send(queue, b"%d" % number, ordering_key=str(number % 4))
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.until(lambda: len(watched.done) == 12)
+
+    assert watched.most == 2
+    for key in range(4):
+        assert [int(value) for value in watched.done if int(value) % 4 == key] == [key, key + 4, key + 8]
+    await backend.statistics(queue, acked=12, redelivered=0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"limits": {"concurrency": 0}}, "limits.concurrency: expected a whole number from 1"),
+        ({"limits": {"rate": 10}}, 'limits.rate: expected a number from 1 to 1000000 and a unit, such as "200/s"'),
+        ({"limits": {"per_key": {"rate": "-1/s"}}}, "limits.per_key.rate: expected a number"),
+        ({"limits": {"per_kye": {}}}, "limits.per_kye: unknown key; did you mean 'per_key'?"),
+        ({"limits": 5}, "limits: expected false or a table like"),
+        ({"fair": "yes"}, "fair: expected true or false"),
+        ({"fair": True, "key": "tenant"}, 'key: expected "ordering" for the ordering key, or "header:NAME"'),
+        ({"key": "header:tenant"}, "has no effect without limits or fair"),
+        ({"limits": {}, "delivery": "at-most-once"}, "cannot be combined with limits"),
+        ({"ordering": "key", "limits": {"per_key": {"concurrency": 2}}}, "cannot be above 1 with ordering"),
+        ({"ordering": "key", "fair": True, "key": "header:tenant"}, "goes by the ordering key"),
+    ],
+)
+async def test_bad_settings_are_refused_with_a_sentence(
+    backend: Backend, settings: dict[str, object], said: str
+) -> None:
+    with pytest.raises(marq.ConfigError) as refused:
+        await backend.queues.change(backend.new_name(), **settings)  # type: ignore[arg-type]
+
+    assert said in str(refused.value)
