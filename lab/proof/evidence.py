@@ -377,6 +377,8 @@ class Evidence:
         self.moved: set[str] = set()
         #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and where it resumes from.
         self.ordered: set[str] = set()
+        #: Those of them that have limits or fairness, but no order.
+        self.limited: set[str] = set()
         self.resumes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         #: The markers log of each source.
         self.log_of: dict[str, str] = {}
@@ -539,8 +541,10 @@ class Evidence:
             limits = self._limits.setdefault(queue, [])
             if (limit := settings.get("max_attempts", DEFAULT_LIMIT)) not in limits:
                 limits.append(limit)
-            if settings.get("ordering") == "key":
+            if settings.get("ordering") == "key" or settings.get("by_key"):
                 self.ordered.add(queue)
+            if settings.get("by_key") and settings.get("ordering") != "key":
+                self.limited.add(queue)
             if queue in before and before[queue].get("group") != settings.get("group"):
                 self.moved.add(queue)
 

@@ -51,7 +51,7 @@ def judge_lines(evidence: Evidence) -> None:
         if trail.queue in evidence.ordered and trail.id:
             _judge_copies(evidence, trail)
             _judge_attempts(evidence, trail)
-            if not trail.redriven:
+            if not trail.redriven and trail.queue not in evidence.limited:
                 lines.setdefault((trail.queue, trail.source, trail.line or trail.place), []).append(trail)
     _judge_places(evidence, lines)
     for trails in lines.values():

@@ -158,6 +158,8 @@ class PendingRetry:
     outdated: bool = False
     #: True while it waits for a delay without having its turn.
     parked: bool = False
+    #: True while it has its turn because another consumer may have begun it.
+    occupies: bool = False
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
     #: The first ``row``, from which each answer starts.
@@ -636,7 +638,7 @@ class KeyQueues:
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                if isinstance(self._order, Lines):
+                if isinstance(self._order, Lines) and message.until_s > now_s:
                     self._note_turn(retry, message, now_s)
                     self.advance(retry, now_s)
         if isinstance(self._order, Lines):
@@ -652,15 +654,23 @@ class KeyQueues:
 
     def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""
-        order = self._order
+        order, offset = self._order, retry.offset
         if isinstance(order, KeyOrder):
             return
-        if message.leased and message.until_s > now_s:
-            retry.parked = False
-            order.occupy(retry.offset)
-        elif message.until_s > now_s and not self._ordering.turns[self.queue].strict:
-            retry.parked = True
-            order.park(retry.offset)
+        if not message.leased:
+            if not self._ordering.turns[self.queue].strict:
+                self._park(retry)
+        elif not order.is_first(offset):
+            # The others wait in the other consumer's memory, as they do here.
+            order.awaited.discard(offset)
+            if retry.parked or order.is_early(offset):
+                retry.parked, retry.occupies = False, True
+                order.occupy(offset)
+
+    def _park(self, retry: PendingRetry) -> None:
+        assert isinstance(self._order, Lines)
+        retry.parked, retry.occupies = True, False
+        self._order.park(retry.offset)
 
     def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
         """Continue with messages whose turn it is."""
@@ -799,6 +809,9 @@ class KeyQueues:
                 self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
+        if retry.occupies:
+            # More may have been leased than have their turns now.
+            self._park(retry)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
         """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""

@@ -232,7 +232,8 @@ class Receiver:
         assigned, count = self._reader.assigned_of(own or self._serving.messages)
         partitions = None if own else self._settings.partitions(queue)
         total = set(range(count)) if partitions is None else set(partitions)
-        return len(total & set(assigned)) / len(total) if total else 1.0
+        # Without any, there is nothing to share.
+        return (len(total & set(assigned)) or len(total)) / len(total) if total else 1.0
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 

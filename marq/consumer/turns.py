@@ -26,8 +26,8 @@ from marq.settings.queue import QueueSettings
 
 #: How many keys may have the memory of a rate before those that may begin at once are forgotten.
 _MAX_KEYS = 10_000
-#: How many messages of a key without a limit a former consumer may have begun, and how many of one with a limit.
-_EARLY, _MAX_EARLY = 8, 64
+#: How many messages of a key a former consumer may have begun, at most.
+_MAX_EARLY = 64
 _NO_LIMITS = Limits()
 #: Sums of intervals are not exact.
 _ROUNDING_S = 1e-6
@@ -86,6 +86,8 @@ class Turns(Generic[L]):
     def take(self, now_s: float) -> list[tuple[L, list[int]]]:
         """Return the messages that have their turns now, by source."""
         self._taken_s = now_s
+        for lines in self.lines.values():
+            lines.pass_time(now_s)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
             self._offer(lines, key)
@@ -95,7 +97,7 @@ class Turns(Generic[L]):
         while self._queue and self.running < most and now_s >= self._may_begin_s:
             entry = heapq.heappop(self._queue)
             _, lines, key = entry
-            if lines.awaits(now_s):
+            if lines.awaited:
                 held.append(entry)
                 continue
             offset = lines.next_of(key)
@@ -197,7 +199,7 @@ class Lines(Generic[L]):
 
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
-        most = 1 if self._turns.strict else min(self._turns.limits.per_key.concurrency or _EARLY, _MAX_EARLY)
+        most = 1 if self._turns.strict else min(self._turns.limits.per_key.concurrency or _MAX_EARLY, _MAX_EARLY)
         return offset in islice(self._lines.get(self._keys[offset], ()), most)
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
@@ -232,11 +234,10 @@ class Lines(Generic[L]):
 
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
-    def awaits(self, now_s: float) -> bool:
-        """Return whether messages of other consumers are awaited."""
+    def pass_time(self, now_s: float) -> None:
+        """Await no messages whose leases have ended."""
         if self.awaited and now_s >= self.awaited_until_s:
             self.awaited.clear()
-        return bool(self.awaited)
 
     def next_of(self, key: Key) -> int | None:
         """Return the next message of a key; forget those that have ended, or have their turns."""

@@ -107,7 +107,7 @@ class Consumer(Actor):
             wanted = self.group.serving(self)
             if wanted != self.serving and not self.stopping:
                 await self.receiver.serve(wanted, self.reader.serve)
-            if self.world.purger is not None:
+            if self.world.purger is not None or self.world.ordering.limits:
                 version = self.known
                 self.receiver.apply_pauses()
                 self.purges_known = version

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from lab.proof import history
@@ -38,11 +39,31 @@ class Handlers:
             await self._handle(message)
             return
         self._check_line(message)
+        self._check_limit(message)
         self._running[message] = None
+        running = self._world.running
+        running[message] = self._consumer
         try:
             await self._handle(message)
         finally:
             del self._running[message]
+            running.pop(message, None)
+
+    def _check_limit(self, message: Message) -> None:
+        """Check that no more messages of its key are in flight in all consumers than may be."""
+        world = self._world
+        most = world.ordering.most_of_key(world, message.queue)
+        if most == inf or world.blind:
+            return
+        line, others = _line_of(message), 0
+        for other, consumer in world.running.items():
+            held = other._batch
+            runs = consumer.alive and other.offset in held.open and other.offset not in held.decided
+            if runs and held.queue == message.queue and held.source == message._batch.source:
+                others += _line_of(other) == line and consumer.loop.time() < held.expiry_s(other.offset)
+        if others >= most:
+            text = f"{message.queue} {message._batch.source} {message.offset}: {others} others, at most {most}"
+            world.schedule(0, _violate, Violation("limit", text))
 
     def _check_line(self, message: Message) -> None:
         """Check that no other message of its line is in flight in this consumer."""
@@ -51,6 +72,7 @@ class Handlers:
             # A late ack of an earlier attempt may have ended the other message.
             same = keys is self._consumer.receiver.ordering._of(message._batch) and keys is not None
             same = same and other.offset in keys._retries
+            same = same and self._world.definitions.versions[-1].settings(message.queue).ordered
             same = same and _line_of(other) == _line_of(message)
             if same and other.offset in held.open and other.offset not in held.decided and not self._world.blind:
                 # Not raised here: the library would take it for the handler's exception.

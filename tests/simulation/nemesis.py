@@ -143,11 +143,13 @@ class Nemesis:
     # --- definitions --------------------------------------------------------------------------------------------------
 
     def _change_settings(self) -> None:
-        """Change a queue's settings, except its group, topic, delivery and ordering."""
+        """Change a queue's settings, except its group, topic, delivery and ordering; limits stay, with other values."""
         world = self._world
         queue = self._rng.choice(world.queues)
         former = world.definitions.versions[-1].layer("file", queue) or {}
         kept = {key: value for key, value in former.items() if key in ("group", "topic", "delivery", "ordering")}
+        if "limits" in former:
+            kept |= world.ordering.limited(ordered="ordering" in former)
         lease_ms = self._rng.choice([world.lease_ms, world.lease_ms * 2])
         world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
 

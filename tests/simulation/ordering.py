@@ -1,9 +1,10 @@
-"""Queues with ordering by key: which of a world's queues have it, the keys of their messages, and the partitions."""
+"""Queues that go by keys: which of a world's queues have ordering or limits; the keys of their messages."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from marq.settings.ordering_keys import partition_of
@@ -22,6 +23,12 @@ class Ordering:
 
     def __init__(self, seed: int) -> None:
         self._lots = lots = random.Random(f"ordering {seed}")
+        #: Drawn separately, so that worlds without limits stay as they were.
+        self._limit_lots = random.Random(f"limits {seed}")
+        self._limited_share = self._limit_lots.choice([0.0, 0.0, 0.0, 0.0, 0.5, 1.0])
+        #: Whether some queue has limits or fairness.
+        self.limits = False
+        #: The queues with ordering, limits or fairness.
         self.queues: frozenset[str] = frozenset()
         #: How many queues have ordering.
         self._share = lots.choice([0.0, 0.0, 0.5, 1.0])
@@ -35,6 +42,37 @@ class Ordering:
         self.queues = frozenset(queue for queue in chosen if documents[queue].get("delivery") != AT_MOST_ONCE)
         for queue in self.queues:
             documents[queue]["ordering"] = ORDERED_BY_KEY
+        others = [queue for queue in documents if documents[queue].get("delivery") != AT_MOST_ONCE]
+        limited = [queue for queue in others if self._limit_lots.random() < self._limited_share]
+        for queue in limited:
+            documents[queue] |= self.limited(ordered=queue in self.queues)
+        self.queues |= frozenset(limited)
+        self.limits = bool(limited)
+
+    def limited(self, *, ordered: bool) -> dict[str, Any]:
+        """Return some limits, or fairness."""
+        lots = self._limit_lots
+        bounds: dict[str, Any] = {}
+        if lots.random() < 0.5:
+            bounds["concurrency"] = lots.choice([1, 2, 5])
+        if lots.random() < 0.2:
+            bounds["rate"] = lots.choice(["100/s", "20/s"])
+        per_key: dict[str, Any] = {}
+        if not ordered and lots.random() < 0.7:
+            per_key["concurrency"] = lots.choice([1, 1, 2, 3])
+        if lots.random() < 0.1:
+            per_key["rate"] = "20/s"
+        fair = lots.random() < 0.3
+        return {"limits": bounds | ({"per_key": per_key} if per_key else {}), "fair": fair}
+
+    def most_of_key(self, world: World, queue: str) -> float:
+        """Return how many messages of one key of a queue may run at a time, by any of its settings so far."""
+        most = 0.0
+        for version in world.definitions.versions[1:]:
+            settings = version.settings(queue)
+            limit = None if settings.limits is None else settings.limits.per_key.concurrency
+            most = max(most, 1 if settings.ordered else inf if limit is None else limit)
+        return most
 
     def key(self) -> bytes | None:
         """Return the ordering key of a message, None for a message without."""

@@ -24,6 +24,7 @@ from lab.proof.fold import Fold
 from lab.proof.history import History
 from marq.core import due_messages, tracker
 from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot
+from marq.leases.message import Message
 from marq.owner import engine
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.marker_codec import encode
@@ -138,6 +139,8 @@ class World:
         #: After how long the handler of the message that ends its process does so.
         self.killer_ms = random.Random(f"killer {seed}").choice([0, 60, 300])
         self.ordering = Ordering(seed)
+        #: Messages of queues that go by keys whose handlers have not returned.
+        self.running: dict[Message, Consumer] = {}
         #: Drawn separately, so that worlds without purges stay as they were.
         self._purge_lots = random.Random(f"purge {seed}")
         #: For deduplication ids, and how long queues remember them: often for less than the time of a seed.

@@ -1,0 +1,65 @@
+"""Mutants of the turns in queues with limits or fairness."""
+
+from __future__ import annotations
+
+from tests.simulation.mutant import LIMITS, Mutant, mutant
+
+_TURNS, _ORDERING = "marq.consumer.turns", "marq.consumer.ordering"
+
+LIMIT_MUTANTS: tuple[Mutant, ...] = (
+    mutant(
+        LIMITS,
+        "a key has no limit",
+        _TURNS,
+        "limit",
+        ("        return most is not None and self._running.get(key, 0) >= most\n", "        return False\n"),
+    ),
+    mutant(
+        LIMITS,
+        "messages that other consumers have do not count",
+        _ORDERING,
+        "limit",
+        ("            if retry.parked or order.is_early(offset):\n", "            if False:\n"),
+    ),
+    mutant(
+        LIMITS,
+        "turns are given before the messages of other consumers are known",
+        _TURNS,
+        "limit",
+        ("            if lines.awaited:\n", "            if False:\n"),
+    ),
+    mutant(
+        LIMITS,
+        "all messages whose leases have ended at once get their turns",
+        _ORDERING,
+        "limit",
+        ("        if retry.occupies:\n", "        if False:\n"),
+    ),
+    mutant(
+        LIMITS,
+        "a message keeps its turn when it has ended",
+        _TURNS,
+        "stuck",
+        (
+            "                self._parked.discard(offset)\n                self._end(offset, key)\n",
+            "                pass\n",
+        ),
+    ),
+    mutant(
+        LIMITS,
+        "a message that waits for its delay never comes back",
+        _ORDERING,
+        "stuck not-drained",
+        ("            self._order.rejoin(offset)\n", "            pass\n"),
+    ),
+    mutant(
+        LIMITS,
+        "a message without a tracker's answer is delivered with its turn",
+        _ORDERING,
+        "exclusion duplicate unexplained attempts concurrent limit",
+        (
+            "        (self._ask if retry.asks else self._again).append((keys, retry))\n",
+            "        self._again.append((keys, retry))\n",
+        ),
+    ),
+)
