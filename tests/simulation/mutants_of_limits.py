@@ -20,6 +20,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _ORDERING,
         "limit",
         ("            if retry.parked or order.is_early(offset):\n", "            if False:\n"),
+        rebalance_every_ms=300.0,
     ),
     mutant(
         LIMITS,
@@ -27,6 +28,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "limit",
         ("            if lines.awaited:\n", "            if False:\n"),
+        rebalance_every_ms=300.0,
     ),
     mutant(
         LIMITS,

@@ -74,6 +74,11 @@ class Ordering:
             most = max(most, 1 if settings.ordered else inf if limit is None else limit)
         return most
 
+    def most_of_queue(self, world: World, queue: str) -> float:
+        """Return how many messages of a queue may run at a time in one consumer, by any of its settings so far."""
+        limits = [version.settings(queue).limits for version in world.definitions.versions[1:]]
+        return max([inf if limit is None or limit.concurrency is None else limit.concurrency for limit in limits])
+
     def key(self) -> bytes | None:
         """Return the ordering key of a message, None for a message without."""
         if self._lots.random() < self._keyless_share:

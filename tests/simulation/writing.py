@@ -127,7 +127,7 @@ class Writing:
     def _write_copy(self, attempt: Attempt, due: Due) -> None:
         owner, world, (fire, payload) = self._owner, self._world, due
         own_topic, settings = world.names.is_senders_topic(fire.source.topic), owner.setting(fire.lease.queue)
-        made = redelivery(fire, payload, attempt.write.now_ms, own_topic=own_topic, ordered=settings.ordered)
+        made = redelivery(fire, payload, attempt.write.now_ms, own_topic=own_topic, ordered=settings.by_key)
         if made.destination is Destination.DEAD_LETTERS:
             target = world.dead_letters
         else:
