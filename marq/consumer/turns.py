@@ -86,13 +86,16 @@ class Turns(Generic[L]):
     def take(self, now_s: float) -> list[tuple[L, list[int]]]:
         """Return the messages that have their turns now, by source."""
         self._taken_s = now_s
+        awaited = 0
         for lines in self.lines.values():
             lines.pass_time(now_s)
+            awaited += len(lines.awaited)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
             self._offer(lines, key)
         found: dict[L, list[int]] = {}
-        most = min(self._most, self.wanted) if self.sparing else self._most
+        # Those that are awaited count for the queue, too.
+        most = min(self._most - awaited, self.wanted) if self.sparing else self._most - awaited
         held: list[tuple[int, Lines[L], Key]] = []
         while self._queue and self.running < most and now_s >= self._may_begin_s:
             entry = heapq.heappop(self._queue)
