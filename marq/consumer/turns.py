@@ -29,6 +29,8 @@ _MAX_KEYS = 10_000
 #: How many messages of a key a former consumer may have begun, at most.
 _MAX_EARLY = 64
 _NO_LIMITS = Limits()
+#: How long messages of other consumers are awaited after the ends of their leases, in case they can't be read.
+_AWAIT_S = 60.0
 #: Sums of intervals are not exact.
 _ROUNDING_S = 1e-6
 
@@ -208,7 +210,8 @@ class Lines(Generic[L]):
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""
         self.awaited.update(offsets)
-        self.awaited_until_s = until_s
+        # Their handlers may renew the leases.
+        self.awaited_until_s = until_s + _AWAIT_S
 
     def known_to(self, end: int) -> None:
         """Note that all records before this offset were read: awaited ones that are not here are gone."""
@@ -238,7 +241,7 @@ class Lines(Generic[L]):
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> None:
-        """Await no messages whose leases have ended."""
+        """Await no messages whose leases have ended, and that can't be read."""
         if self.awaited and now_s >= self.awaited_until_s:
             self.awaited.clear()
 
