@@ -642,7 +642,8 @@ class KeyQueues:
                     self._note_turn(retry, message, now_s)
                     self.advance(retry, now_s)
         if isinstance(self._order, Lines):
-            self._order.known_to(self._tried)
+            # Not `_tried`: later cycles may be in progress.
+            self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
         self._continue(firsts, now_s)
 
     def _keys_of(self, records: Records) -> Sequence[bytes | None]:
