@@ -638,7 +638,8 @@ class KeyQueues:
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                if isinstance(self._order, Lines) and message.until_s > now_s:
+                # A handler may have renewed a lease since.
+                if isinstance(self._order, Lines) and (message.leased or message.until_s > now_s):
                     self._note_turn(retry, message, now_s)
                     self.advance(retry, now_s)
         if isinstance(self._order, Lines):
