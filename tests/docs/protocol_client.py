@@ -493,6 +493,12 @@ def _is_in_range(text: str, value: Any) -> bool:
     if numbers:
         least, most = _number(numbers[2]), _number(numbers[3])
         return bool(least <= value <= most and not (numbers[1] and value == least))
+    if text.endswith("`/h`"):
+        rate = re.fullmatch(r"([0-9]+)/(s|min|h)", value)
+        return rate is not None and _is_in_range(text.partition(", then")[0], int(rate[1]))
+    if text.startswith("`ordering`, or"):
+        header = value.removeprefix("header:")
+        return value == "ordering" or bool(value != header and header and header == header.strip())
     if text.startswith("1 to 249 of"):
         return re.fullmatch(r"[a-zA-Z0-9._-]{1,249}", value) is not None
     if text == "the name of a group":

@@ -187,6 +187,8 @@ backoffs = st.one_of(
     st.just({"other": 1}),
     st.just({"delays": [1], "max": 1}),
 )
+bounds = {"concurrency": numbers, "rate": st.sampled_from(["1/s", "10/min", "5/h", "0/s", "1000001/s", "1/d", "1", 1])}
+key_limits = st.fixed_dictionaries({}, optional=bounds) | st.booleans()
 values = st.fixed_dictionaries(
     {},
     optional={
@@ -214,6 +216,10 @@ values = st.fixed_dictionaries(
         "deduplication_window": numbers,
         "shutdown_timeout": numbers,
         "tracebacks": st.booleans(),
+        "limits": st.booleans()
+        | st.fixed_dictionaries({}, optional={**bounds, "per_key": key_limits, "burst": numbers}),
+        "fair": st.booleans() | st.integers(0, 1),
+        "key": st.sampled_from(["ordering", "header:tenant", "header:", "header: a", "tenant", 1]),
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },
@@ -278,6 +284,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         else None,
         "backoff": backoff_in_our_words(settings["backoff"]),
         "errors": {name: said and backoff_in_our_words(said) for name, said in settings["errors"].items()},
+        "limits": None if settings["limits"] is False else limits_in_our_words(settings["limits"]),
         "breaker": None
         if breaker is False
         else {
@@ -286,6 +293,13 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
             "reset_timeout_ms": max(round(breaker["reset_timeout"] * 1000), 1),
         },
     }
+
+
+def limits_in_our_words(said: Mapping[str, Any], *, of_key: bool = False) -> dict[str, Any]:
+    """Rates as Marq keeps them: a number and a unit."""
+    count, _, unit = said.get("rate", "").partition("/")
+    limits = {"concurrency": said.get("concurrency"), "rate": {"count": int(count), "unit": unit} if count else None}
+    return limits if of_key else {**limits, "per_key": limits_in_our_words(said.get("per_key", {}), of_key=True)}
 
 
 def backoff_in_our_words(said: Mapping[str, Any]) -> dict[str, Any]:
