@@ -21,7 +21,7 @@ _WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, 
 
 def read_value(key: str, text: str, where: str) -> Any:
     """Parse the value of a setting, which is not checked; ``where`` begins errors: ``--set``, or a form."""
-    if text in _WORDS or (key in NAMED and not text.startswith(("'", '"'))):
+    if text in _WORDS or ((key in NAMED or key == "key") and not text.startswith(("'", '"'))):
         # A name; the shell removes quotes anyhow.
         return text
     if key in _DURATIONS and (duration_s := read_duration(text)) is not None:

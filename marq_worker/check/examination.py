@@ -51,6 +51,7 @@ from marq_worker.check.queues import (
     groups_of,
     judge_defined,
     judge_handlers,
+    judge_limits,
     judge_own_topics,
     judge_unreadable,
     look_at_file,
@@ -171,6 +172,7 @@ class Examination:
         own = await self._ask("the queues' own topics", lambda: view.look_up(owners), failed=Look())
         unseen = {permission.name for permission in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
+        self._add(*judge_limits(self._client, definitions, {**look.found, **own.found}))
         self._add(*judge_partitions(self._client, definitions, look.found))
         self._add(*judge_retention(self._client, definitions, look.found))
         readers = await self._readers(view, look, allowed, definitions)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from marq.kafka.role_permissions import tools
 from marq.queues.definition_log import definition_log
@@ -11,6 +11,8 @@ from marq.queues.ordered_changes import order_changes, refusal
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import Definitions
+from marq.settings.limits import KeyLimits
+from marq.settings.queue import ORDERING_KEY
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
@@ -138,6 +140,32 @@ def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFa
             commands=[tools(client).alter_topic(name, LIMIT, str(needed)) for name in small],
         )
     ]
+
+
+def judge_limits(
+    client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
+) -> Iterator[CheckFinding]:
+    """Judge limits that are not exact with the partitions of their queues."""
+    for queue in definitions.names():
+        settings = definitions.settings(queue)
+        topic = settings.topic or client.names.messages
+        limits, sends = settings.limits, None if settings.topic else definitions.placement(queue).sends
+        if limits is None or (sends is None and topic not in found):
+            continue
+        count = found[topic].partitions if sends is None else len(sends)
+        if limits.concurrency is not None and limits.concurrency < count:
+            yield warning(
+                f"queue {queue}",
+                f"limits.concurrency is {limits.concurrency}, and its messages are in {count} partitions: if more than"
+                f" {limits.concurrency} consumer processes read them, each runs one message",
+                advice=f"set partitions = {limits.concurrency} if the limit must be exact",
+            )
+        if settings.key != ORDERING_KEY and limits.per_key != KeyLimits() and count > 1:
+            yield warning(
+                f"queue {queue}",
+                f"limits.per_key go by {settings.key!r}, so they apply to each of its {count} partitions",
+                advice="send with ordering_key instead, or set partitions = 1, if they must be exact",
+            )
 
 
 def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[CheckFinding]:

@@ -20,6 +20,7 @@ from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
 from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
+from marq_worker.check.queues import judge_limits
 from marq_worker.check.topics import judge_missing, judge_topics
 from marq_worker.check.trackers import Page, judge_members, judge_pages
 from marq_worker.client_id import Identity
@@ -59,6 +60,33 @@ def test_a_report_is_for_programs() -> None:
     assert document["findings"] == [
         {"level": "WARNING", "subject": "clock", "found": "is off", "expected": "", "advice": "set it", "commands": ()}
     ]
+
+
+# --- limits -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "partitions", "said"),
+    [
+        ({"limits": {"concurrency": 3}}, 4, ["limits.concurrency is 3, and its messages are in 4 partitions"]),
+        ({"limits": {"concurrency": 4, "per_key": {"concurrency": 1}}}, 4, []),
+        (
+            {"limits": {"per_key": {"rate": "1/s"}}, "key": "header:tenant"},
+            4,
+            ["limits.per_key go by 'header:tenant', so they apply to each of its 4 partitions"],
+        ),
+        ({"limits": {"concurrency": 1, "per_key": {"concurrency": 1}}, "key": "header:tenant"}, 1, []),
+        ({"fair": True, "key": "header:tenant"}, 4, []),
+    ],
+)
+def test_limits_that_are_not_exact_are_warnings(settings: dict[str, Any], partitions: int, said: list[str]) -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:emails", settings)
+
+    findings = list(judge_limits(CLIENT, definitions, {NAMES.messages: TopicFacts(partitions, {})}))
+
+    assert levels(findings) == [Level.WARNING] * len(said)
+    assert all(text in finding.found for text, finding in zip(said, findings, strict=True))
 
 
 # --- brokers ----------------------------------------------------------------------------------------------------------
