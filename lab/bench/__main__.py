@@ -33,6 +33,7 @@ ROWS: tuple[BenchRow, ...] = (
     latency.NEIGHBOURS,
     ordering.ORDERED_ROW,
     ordering.POISONED_ROW,
+    ordering.TENANTS_ROW,
     ordering.REBALANCE_ROW,
     sqs.SQS,
     drain.MEMORY,

@@ -51,10 +51,12 @@ async def fill(servers: str, prefix: str, count: int, size: int) -> None:
             await producer.send_many(QUEUE, values(start, min(start + CHUNK, count), size))
 
 
-async def fill_keys(servers: str, prefix: str, count: int, size: int, keys: int) -> None:
-    """Make QUEUE a queue with ordering, and send it numbered messages of several ordering keys in turn."""
+async def fill_keys(
+    servers: str, prefix: str, count: int, size: int, keys: int, settings: Mapping[str, Any] | None = None
+) -> None:
+    """Make QUEUE a queue with ordering, or other settings, and send it messages of several ordering keys in turn."""
     async with marq.Queues(servers, prefix=prefix) as queues, marq.Producer(servers, prefix=prefix) as producer:
-        await queues.change(QUEUE, ordering="key")
+        await queues.change(QUEUE, **(settings or {"ordering": "key"}))
         for start in range(0, count, CHUNK):
             messages = values(start, min(start + CHUNK, count), size)
             await asyncio.gather(

@@ -1,31 +1,35 @@
-"""Queues with ordering: a drain compared with one without order, a key that fails, and rebalances."""
+"""Queues that go by keys: a drain compared with one without, a key that fails, a busy tenant, and rebalances."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import marq
-from lab.bench.client import say, told
-from lab.bench.load import QUEUE, fill, fill_keys
+from lab.bench.client import percentiles, read_stamp, say, told, until_handled
+from lab.bench.load import CHUNK, QUEUE, fill, fill_keys
 from lab.bench.rows.drain import drained
-from lab.bench.rows.latency import paced, send_to_handler
+from lab.bench.rows.latency import SECONDS, UNMEASURED_SECONDS, paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
 from lab.program import BenchClient
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, 1
 #: The rate with ordering keys, divided by the rate without.
 _RELATIVE, LEAST_OF_UNORDERED = f"order by {KEYS:,} keys: rate relative to no order", 0.7
-UNORDERED, ORDERED = "marq run, unordered", "marq run, by key"
+_LIMITED, LEAST_LIMITED = f"limits of {KEYS:,} keys: rate relative to no limits", 0.85
+UNORDERED, ORDERED, LIMITED = "marq run, unordered", "marq run, by key", "marq run, 2 of a key at a time"
+TWO_OF_A_KEY = {"limits": {"per_key": {"concurrency": 2}}}
 
 
-def drain(bench: Bench, keys: int) -> Measurements:
-    """Drain a queue of messages with ``keys`` ordering keys; 0: without order."""
+def drain(bench: Bench, keys: int, settings: Mapping[str, Any] | None = None) -> Measurements:
+    """Drain a queue of messages with ``keys`` ordering keys; 0: without order. ``settings`` are others than order."""
     prefix, size = bench.prefix(), bench.size
     worker = bench.worker(prefix)
     if keys:
-        asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys))
+        asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys, settings))
     else:
         asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
     return drained(bench, prefix, worker, "run", (WORK_MS, 1), CONCURRENCY)
@@ -34,9 +38,16 @@ def drain(bench: Bench, keys: int) -> Measurements:
 ORDERED_ROW = BenchRow(
     "ordered",
     f"a full queue drained by one process; {WORK_MS} ms of waiting per message at concurrency {CONCURRENCY:,}; without "
-    f"order, and with {KEYS:,} ordering keys in turn",
-    {UNORDERED: partial(drain, keys=0), ORDERED: partial(drain, keys=KEYS)},
-    limits(Limit(_RELATIVE, ORDERED, "rate", LEAST_OF_UNORDERED, "times", at_least=True, over=UNORDERED)),
+    f"order; with {KEYS:,} ordering keys in turn; with as many keys, of which each has a limit of 2",
+    {
+        UNORDERED: partial(drain, keys=0),
+        ORDERED: partial(drain, keys=KEYS),
+        LIMITED: partial(drain, keys=KEYS, settings=TWO_OF_A_KEY),
+    },
+    limits(
+        Limit(_RELATIVE, ORDERED, "rate", LEAST_OF_UNORDERED, "times", at_least=True, over=UNORDERED),
+        Limit(_LIMITED, LIMITED, "rate", LEAST_LIMITED, "times", at_least=True, over=UNORDERED),
+    ),
     runs=3,
 )
 
@@ -71,6 +82,80 @@ POISONED_ROW = BenchRow(
     "10 s: send to handler of the other keys",
     {HEALTHY: partial(poisoned, poison=False), POISONED: partial(poisoned, poison=True)},
     poisoned_bars,
+    runs=3,
+    warm=1,
+)
+
+# --- tenants ----------------------------------------------------------------------------------------------------------
+
+#: Messages of the busy tenant, sent before; the other tenants send one message a second each.
+BUSY_MESSAGES, TENANTS = 100_000, 50
+HANDLED_MS, HANDLERS = 10, 64
+UNDISTURBED, FAIR, UNFAIR = "fair, without the busy tenant", "fair, with it", "not fair, with it"
+MOST_OF_UNDISTURBED = 2.0
+
+
+async def sharing(servers: str, prefix: str, count: int, unmeasured: int) -> None:
+    """Measure the time from each message's planned send until its handler begins; empty messages are another's."""
+    milliseconds: list[float] = []
+    seen, done = 0, asyncio.Event()
+
+    async def handler(message: marq.Message) -> None:
+        nonlocal seen
+        if message.value:
+            number, intended_s = read_stamp(message.value)
+            seen += 1
+            if number >= unmeasured:
+                milliseconds.append((time.monotonic() - intended_s) * 1000)
+            if seen == count:
+                done.set()
+        await asyncio.sleep(HANDLED_MS / 1000)
+
+    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
+        say(ready=True)
+        await until_handled(consumer, consumer.run(handler, concurrency=HANDLERS), done)
+    say(**percentiles(milliseconds))
+
+
+def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
+    """Measure the messages of tenants with few messages, perhaps beside one with many."""
+    prefix, size = bench.prefix(), bench.size
+    bench.worker(prefix)
+    asyncio.run(_send_busy(bench.servers, prefix, BUSY_MESSAGES if busy else 0, fair))
+    count, unmeasured = TENANTS * (SECONDS + UNMEASURED_SECONDS), TENANTS * UNMEASURED_SECONDS
+    consumer = bench.client(sharing, bench.servers, prefix, count, unmeasured)
+    keys = TENANTS if fair else 0
+    producer = bench.client(paced, bench.servers, prefix, QUEUE, TENANTS, count, size.value_bytes, 1, keys)
+    for client in (consumer, producer):
+        client.read()
+    producer.go()
+    producer.read()
+    return consumer.read()
+
+
+async def _send_busy(servers: str, prefix: str, count: int, fair: bool) -> None:
+    async with marq.Queues(servers, prefix=prefix) as queues, marq.Producer(servers, prefix=prefix) as producer:
+        await queues.change(QUEUE, fair=fair)
+        for start in range(0, count, CHUNK):
+            empty = [b""] * min(CHUNK, count - start)
+            await producer.send_many(QUEUE, empty, ordering_key="busy" if fair else None)
+
+
+def tenants_bars(medians: Medians) -> list[Bar]:
+    times = medians[FAIR]["p99_ms"] / medians[UNDISTURBED]["p99_ms"]
+    return [Bar("a busy tenant: p99 of the others, relative to without it", times, MOST_OF_UNDISTURBED, "times")]
+
+
+TENANTS_ROW = BenchRow(
+    "tenants",
+    f"{TENANTS} tenants send a message a second each, while one with {BUSY_MESSAGES:,} waiting messages is served; "
+    f"{HANDLED_MS} ms per message at concurrency {HANDLERS}: send to handler of the {TENANTS}",
+    {
+        UNDISTURBED: partial(tenants, fair=True, busy=False),
+        FAIR: partial(tenants, fair=True, busy=True),
+        UNFAIR: partial(tenants, fair=False, busy=True),
+    },
+    tenants_bars,
     runs=3,
     warm=1,
 )
