@@ -79,8 +79,8 @@ RESUME_RETRY_S = 0.1
 MAX_TOLD_HOLDERS = 16
 #: How many records to read at a time of a queue with fairness, even if no handler wants a message.
 READ_AHEAD = 1_000
-#: How many seconds of work such a queue keeps ready, besides two messages for each handler.
-READY_S = 0.05
+#: How many seconds of work such a queue keeps ready: about the time between two writes of outcomes.
+READY_S = 0.012
 #: How long a rebalance waits for cycles in progress.
 REVOKE_LIMIT_S = 10.0
 
@@ -630,8 +630,10 @@ class Receiver:
     def _wanted(self, queue: str, running: int) -> int:
         """Return how many messages of a queue may have their turns now, if those behind them might come first."""
         buffer = self.prefetch.buffers[queue]
-        handled = 2 * buffer.handler_demand + int(buffer.window.recent * READY_S)
-        return max(handled if buffer.handler_demand else 0, running + buffer.call_demand - len(buffer.ready))
+        handled = sum([len(pool.running) for pool in buffer.pools])
+        idle = max(0, buffer.handler_demand - handled)
+        ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
+        return running + max(idle + ahead, buffer.call_demand) - len(buffer.ready)
 
     def _take(self, steps: Steps) -> None:
         for run in steps.deliver:

@@ -128,7 +128,7 @@ class MessageOperations:
             options = send_options(attributes, found.generation, parameters, headers)
         elif delay is not None:
             options["delay"] = delay
-        if group is not None and self._queues.definitions.settings(queue).ordered:
+        if group is not None and self._queues.definitions.settings(queue).by_key:
             options["ordering_key"] = group
         answer = {"MD5OfMessageBody": md5_of_body(body)}
         if (sums := md5_of_attributes(message_attributes)) is not None:

@@ -176,7 +176,7 @@ class TimelineReader:
         headers = payload.headers if payload is not None else record.headers if record is not None else ()
         key = payload.key if payload is not None else record.key if record is not None else None
         settings = self._definitions.settings(queue)
-        if not (settings.ordered and settings.topic == topic):
+        if not (settings.by_key and settings.topic == topic):
             key = ordering_key(headers)
         return {
             "id": timeline.id,
