@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from marq.client.background import Time, failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
+from marq.consumer.expiry import may_expire
 from marq.consumer.ordering import (
     Acquired,
     Again,
@@ -503,6 +504,7 @@ class Receiver:
         if taken.keys is not None:
             batch.in_order, batch.waiting = True, set(batch.open)
         self.gate.apply(batch)
+        self.prefetch.may_expire = self.prefetch.may_expire or may_expire(records, settings.queue(taken.queue))
         batch.starts_first = batch.at_most_once or (settings.prefetch and records.has_header(EXPIRED_HEADER))
         self.writer.add(batch)
         return batch

@@ -35,6 +35,8 @@ class ReceiverSettings:
     queue: Callable[[str], QueueSettings] = lambda _: _DEFAULT
     #: Returns the purge of a queue, whose records are skipped.
     skipped: Callable[[str], SkippedRecords | None] = lambda _: None
+    #: Returns the milliseconds since 1970 by the brokers' clock; None while it is unknown, so that nothing expires.
+    broker_ms: Callable[[], int | None] = lambda: None
 
     @property
     def default_lease_ms(self) -> int:

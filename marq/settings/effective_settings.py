@@ -42,6 +42,8 @@ class EffectiveSettings:
     deduplication_window: float
     shutdown_timeout: float | None
     tracebacks: bool
+    expires_after: float | bool
+    expired: str
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

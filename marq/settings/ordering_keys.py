@@ -40,6 +40,10 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
     if settings.delay_ms:
         reason = "messages would be ordered by their due times, which depend on the senders' clocks"
         return OrderingError("delay", f"{settings.delay_ms / 1000:g}", f"{conflict}, because {reason}: set delay = 0")
+    if settings.expires_after_ms is not None:
+        reason = "a message that expires while it waits for a retry would hold up the later messages of its key"
+        value = f"{settings.expires_after_ms / 1000:g}"
+        return OrderingError("expires_after", value, f"{conflict}, because {reason}: set expires_after = false")
     if settings.on_dead_letter == BLOCK and not settings.dead_letter:
         reason = f'with on_dead_letter = "{BLOCK}": a dropped message could never be redriven'
         return OrderingError("dead_letter", "false", f"cannot be combined {reason}; set dead_letter = true")

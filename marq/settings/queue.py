@@ -53,6 +53,8 @@ EARLIEST, LATEST = "earliest", "latest"
 UNORDERED, ORDERED_BY_KEY = "none", "key"
 #: Values of ``on_dead_letter``: whether the later messages of a dead letter's ordering key are delivered.
 CONTINUE, BLOCK = "continue", "block"
+#: Values of ``expired``: what becomes of an expired message.
+DROP, DEAD_LETTER = "drop", "dead-letter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,9 @@ class QueueSettings:
     message is delivered after all earlier ones of its ordering key; with ``on_dead_letter`` BLOCK, a dead letter blocks
     the later ones of its key. Of messages with one deduplication id, only the first of ``deduplication_window_ms`` is
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
-    With ``tracebacks``, a dead letter has the traceback of the last attempt.
+    With ``tracebacks``, a dead letter has the traceback of the last attempt. A message is not delivered
+    ``expires_after_ms`` after it was sent, or after it was due if it was delayed; with ``expired`` DEAD_LETTER it
+    becomes a dead letter then, otherwise it is dropped.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -99,6 +103,8 @@ class QueueSettings:
     deduplication_window_ms: int = 300_000
     shutdown_timeout_ms: int | None = None
     tracebacks: bool = True
+    expires_after_ms: int | None = None
+    expired: str = DROP
 
     @property
     def ordered(self) -> bool:
@@ -145,6 +151,9 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
     if "shutdown_timeout" in values:
         values["shutdown_timeout_ms"] = _ms(values.pop("shutdown_timeout"))
+    if "expires_after" in values:
+        expires_after = values.pop("expires_after")
+        values["expires_after_ms"] = None if expires_after is False else max(_ms(expires_after), 1)
     if values.get("delivery") == AT_MOST_ONCE:
         # With the marker first, a crash between ACQUIRE and commit duplicates messages.
         values["transactional"] = True
@@ -188,6 +197,8 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "deduplication_window": _seconds(settings.deduplication_window_ms),
         "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
         "tracebacks": settings.tracebacks,
+        "expires_after": False if settings.expires_after_ms is None else _seconds(settings.expires_after_ms),
+        "expired": settings.expired,
     }
 
 
@@ -252,6 +263,16 @@ def _number(least: float, most: float, *, unit: str = "", above: bool = False) -
             raise ConfigError(f"{name}: expected a number{unit} {limits}, not {value!r}")
 
     return check
+
+
+def _seconds_or_false(name: str, value: object) -> None:
+    try:
+        if value is not False:
+            _number(0, MAX_SECONDS, above=True)(name, value)
+    except ConfigError:
+        raise ConfigError(
+            f"{name}: expected a number of seconds above 0, to {MAX_SECONDS}, or false, not {value!r}"
+        ) from None
 
 
 def _count(most: int) -> Check:
@@ -412,4 +433,6 @@ CHECKS: Mapping[str, Check] = {
     "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
     "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
     "tracebacks": switch,
+    "expires_after": _seconds_or_false,
+    "expired": _either(DROP, DEAD_LETTER),
 }

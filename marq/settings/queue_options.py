@@ -35,6 +35,8 @@ class HandlerOptions(TypedDict, total=False):
     deduplication_window: Duration | None
     shutdown_timeout: Duration | None
     tracebacks: bool | None
+    expires_after: Duration | bool | None
+    expired: str | None
 
 
 class QueueOptions(HandlerOptions, total=False):

@@ -74,6 +74,8 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "deduplication_window": 3600,
         "shutdown_timeout": 7.5,
         "tracebacks": False,
+        "expires_after": 90.5,
+        "expired": "dead-letter",
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said
