@@ -156,6 +156,8 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "deduplication_window": "default",
         "shutdown_timeout": "default",
         "tracebacks": "default",
+        "expires_after": "default",
+        "expired": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]
