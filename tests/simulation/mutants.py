@@ -26,6 +26,7 @@ from tests.simulation.mutant import Mutant
 from tests.simulation.mutants_of_core import CORE_MUTANTS
 from tests.simulation.mutants_of_deduplication import DEDUPLICATION_MUTANTS
 from tests.simulation.mutants_of_delays import DELAY_MUTANTS
+from tests.simulation.mutants_of_expiry import EXPIRY_MUTANTS
 from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
 from tests.simulation.mutants_of_purges import PURGE_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
@@ -39,8 +40,8 @@ _RELOADED = ("marq", "lab.proof", "tests.simulation.")
 _ROOT = Path(__file__).resolve().parents[2]
 
 MUTANTS = (
-    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *ORDERING_MUTANTS, *PURGE_MUTANTS, *SHELL_MUTANTS,
-    *SUBSCRIPTION_MUTANTS,
+    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *EXPIRY_MUTANTS, *ORDERING_MUTANTS, *PURGE_MUTANTS,
+    *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
 )  # fmt: skip
 
 

@@ -149,7 +149,8 @@ class Nemesis:
         former = world.definitions.versions[-1].layer("file", queue) or {}
         kept = {key: value for key, value in former.items() if key in ("group", "topic", "delivery", "ordering")}
         lease_ms = self._rng.choice([world.lease_ms, world.lease_ms * 2])
-        world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
+        document = {**world.document(), "lease": lease_ms / 1000, **kept}
+        world.definitions.change((queue, {**document, **world.expiring.document(document)}))
 
     def _move_queue(self) -> None:
         """Move a queue to another group or to a topic; one that has a topic keeps it, or its records would be lost.

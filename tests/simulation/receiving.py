@@ -48,6 +48,7 @@ class SimulatedReceiver(Receiver):
             limit_bytes=world.limit_bytes,
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
             skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
+            broker_ms=world.wall_ms,
         )
         super().__init__(
             consumer.serving,
