@@ -13,7 +13,7 @@ from typing import Any
 from lab.proof.evidence import EVERYBODY, Decision, Evidence, MarkersLog, TrackerFact, Trail
 from lab.proof.findings import Report
 from lab.proof.states import COPIED, DELAYED, Standing
-from lab.proof.tracker_decisions import MESSAGE_EXPIRED
+from lab.proof.tracker_decisions import MESSAGE_EXPIRED, decided_on
 from marq.wire.names import is_synthetic
 
 #: The expiry of a message that does not expire.
@@ -29,7 +29,9 @@ def judge_expiry_of_fact(report: Report, evidence: Evidence, trail: Trail, fact:
     ticks = log.ticks.get(fact.holder)
     tick = None if ticks is None else ticks.before(fact.offset)
     if tick is not None:
-        times_ms = list(_expiries_ms(evidence, trail, fact.before))
+        # A request may have changed it between the decision and the fact.
+        decided = decided_on(trail, fact, log)
+        times_ms = list(_expiries_ms(evidence, trail, fact.before if decided is None else decided[0]))
         _judge(report, trail, (fact.kind, fact.cause), times_ms, log, (*tick, fact.offset))
 
 
