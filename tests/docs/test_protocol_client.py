@@ -214,6 +214,8 @@ values = st.fixed_dictionaries(
         "deduplication_window": numbers,
         "shutdown_timeout": numbers,
         "tracebacks": st.booleans(),
+        "expires_after": numbers | st.booleans(),
+        "expired": st.sampled_from(["drop", "dead-letter", "keep"]),
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },
