@@ -133,8 +133,12 @@ class AcquiredOffsets:
         holder: int,
         settings: ReceiverSettings,
         ordering: Ordering,
+        now_ms: int | None = None,
     ) -> tuple[list[Acquisition], list[RereadRecords]]:
-        """Return the ACQUIREs for the next records, and the records of ordered messages that are open already."""
+        """Return the ACQUIREs for the next records, and the records of ordered messages that are open already.
+
+        ``now_ms`` is the brokers' time, None if it is not known.
+        """
         made: list[Acquisition] = []
         reread: list[RereadRecords] = []
         for source, read in records.items():
@@ -155,7 +159,7 @@ class AcquiredOffsets:
                 begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
                 self._ends[key] = own.offsets[-1] + 1
                 by, own_topic = holder if keys is None else keys.holder, serving.is_own(source.topic)
-                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys)
+                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys, now_ms=now_ms)
         return made, reread
 
     def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
@@ -179,6 +183,7 @@ def acquisitions(
     keys: KeyQueues | None = None,
     again: bool = False,
     counted: bool = False,
+    now_ms: int | None = None,
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs."""
     queue, source = key
@@ -196,7 +201,7 @@ def acquisitions(
         offsets = piece.offsets
         parks = rules.paused and keys is None
         dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
-        if keys is None and (late := expired(piece, rules, settings.broker_ms())):
+        if keys is None and (late := expired(piece, rules, now_ms)):
             dues_ms = list(dues_ms or [NOW] * len(piece))
             for index in late:
                 if dues_ms[index] == NOW:

@@ -428,7 +428,7 @@ class Receiver:
 
     def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
         acquisitions, reread = self._acquired.acquisitions(
-            self._serving, records, self._holder, self._settings, self.ordering
+            self._serving, records, self._holder, self._settings, self.ordering, self._settings.broker_ms()
         )
         ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
         return self._acquire_batch(acquisitions, ends, reread)

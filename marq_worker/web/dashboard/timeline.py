@@ -306,7 +306,8 @@ def _origin(batch: Delay) -> str:
 def _acquired(batch: Acquire, index: int) -> _Told:
     due_ms = NOW if batch.dues_ms is None else batch.dues_ms[index]
     if due_ms == DUE_AT_ONCE:
-        return _Told("Left with the tracker, which delivers it as soon as its queue is not paused, unless it has expired")
+        detail = "unless it has expired"
+        return _Told("Left with the tracker, which delivers it as soon as its queue is not paused", detail)
     if due_ms != NOW:
         return _Told(f"Delayed by its sender, due {_time(due_ms, relative=False)}")
     attempt = 1 if batch.attempts is None else batch.attempts[index]
