@@ -55,7 +55,7 @@ async def send(
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
     options |= {"type": None if kind is None else check_type_name(kind), "deduplication_id": own_id}
-    options |= {"expires_in": None if life is None else seconds("--expires-in", life)}
+    options |= {"expires_in": _life(life)}
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)
@@ -139,6 +139,13 @@ def _headers(texts: Sequence[str]) -> dict[str, bytes] | None:
 
 def _delay(text: str | None) -> float | None:
     return None if text is None else seconds("--delay", text)
+
+
+def _life(text: str | None) -> float | None:
+    life_s = None if text is None else seconds("--expires-in", text)
+    if life_s is not None and life_s <= 0:
+        raise ConfigError(f"--expires-in {text}: expected a duration above 0")
+    return life_s
 
 
 def _at(text: str | None) -> datetime | None:

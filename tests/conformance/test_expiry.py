@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 
 import marq
-from marq.wire.markers import Acquire, Cause, Fact, Kind
+from marq.wire.markers import Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one
 from tests.conformance.test_delays import wall_s
@@ -209,3 +209,33 @@ async def test_a_bad_expiry_is_refused(backend: Backend, expires_in: Any) -> Non
         await backend.producer.send("q", b"x", expires_in=expires_in)
     with pytest.raises(marq.ConfigError, match="expires_in="):
         await backend.producer.send_many("q", [b"x"], expires_in=expires_in)
+
+
+async def test_each_way_to_send_says_when_a_message_expires(backend: Backend) -> None:
+    queue, other, producer = backend.new_name(), backend.new_name(), backend.producer
+    began_ms = round(1000 * await wall_s(backend))
+
+    def send() -> None:
+        with marq.SyncProducer(**backend.client) as sync:
+            sync.send(queue, b"sync", expires_in=10)
+            sync.send_many(queue, [b"sync many"], expires_in=10)
+
+    await asyncio.to_thread(send)
+    await producer.send([queue, other], b"both", expires_in=10)
+    await producer.send(queue, b"once", expires_in=10, deduplication_id="once")
+    await producer.send_many(queue, [b"once of many"], expires_in=10, deduplication_ids=["many"])
+    await producer.send(queue, b"soon", expires_in=9, delay=1)
+    await producer.send_many(queue, [b"soon of many", b"now of many"], expires_in=9, delay=[1, 1])
+    await producer.send(queue, b"moment", expires_in=10, at=datetime(2020, 1, 1, tzinfo=UTC))
+
+    delayed = [payload for batch in await backend.markers(Delay) if batch.queue == queue for payload in batch.payloads]
+    sent = [record for record in await backend.records(backend.names.messages) if record.key == queue.encode()]
+    expiries = {
+        record.value: int(dict(record.headers)["marq-expires-at"]) - began_ms - 10_000
+        for record in [*delayed, *sent]
+        if record.value is not None
+    }
+    assert expiries.keys() == {
+        b"sync", b"sync many", b"both", b"once", b"once of many", b"soon", b"soon of many", b"now of many", b"moment",
+    }  # fmt: skip
+    assert all(0 <= late_ms < 60_000 for late_ms in expiries.values()), expiries

@@ -256,7 +256,7 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 
 #: Settings in seconds.
-SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
+SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout", "expires_after"})
 
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -274,6 +274,9 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "shutdown_timeout_ms": None
         if settings["shutdown_timeout"] is None
         else round(settings["shutdown_timeout"] * 1000),
+        "expires_after_ms": None
+        if settings["expires_after"] is False
+        else max(round(settings["expires_after"] * 1000), 1),
         "paused": bool(settings["paused"]),
         "paused_until_ms": round(datetime.fromisoformat(settings["paused"]).timestamp() * 1000)
         if isinstance(settings["paused"], str)
