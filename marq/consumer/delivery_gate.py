@@ -11,7 +11,7 @@ from operator import not_
 
 from marq.client.background import Time
 from marq.client.exception_rules import Failures
-from marq.consumer.expiry import has_expired, may_expire
+from marq.consumer.expiry import expired, has_expired, may_expire
 from marq.consumer.prefetch import Prefetch
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.leases.held import LeasedBatch
@@ -138,7 +138,9 @@ class DeliveryGate:
 
     def restricts(self, batch: LeasedBatch) -> bool:
         """Whether some messages of a batch may not be delivered now."""
-        if batch.breaker is not None or batch.queue in self._paused or self._expiry_time_ms(batch) is not None:
+        if batch.breaker is not None or batch.queue in self._paused:
+            return True
+        if expired(batch.records, self._settings(batch.queue), self._broker_ms()):
             return True
         purge = self._purges.get(batch.queue)
         return purge is not None and batch.records.offsets[0] < purge.ends.get(batch.source, 0)
