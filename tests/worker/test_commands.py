@@ -318,6 +318,8 @@ async def test_a_message_is_sent_that_expires(shell: Shell, shared_worker: Worke
     await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("messages_expired") == 1)
     [letter] = await shell.json("dead", queue, "--limit", "2", "--reason", "expired")
     assert letter["reason"].startswith("expired ")
+    assert (await shell.json("queue", queue))["messages"]["expired"] == 1
+    assert " 0 delayed; 1 have expired" in (await shell("queue", queue)).out
     log = shared_worker.log()
     assert f"messages expired, dead-lettered: queue={queue} messages=1" in log
 
