@@ -276,7 +276,8 @@ class _Verdict:
         settings = {_of(version, trail.queue).get("expires_after_ms") for version in evidence.versions.values()}
         decided = decided_on(trail, fact, evidence.logs[fact.log])
         until = fact.offset if decided is None else decided[1]
-        return len(settings) > 1 and trail.began and any(offset >= until for offset in trail.acquired_at)
+        # Only records are read, not delayed messages or dead letters.
+        return len(settings) > 1 and any(offset >= until for offset in trail.acquired_at)
 
     def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
         evidence = self._evidence
