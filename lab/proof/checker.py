@@ -264,20 +264,17 @@ class _Verdict:
             self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
-        elif fact.kind == DELIVERED and self._is_left_once(trail, fact):
+        elif fact.kind == DELIVERED and self._is_left_once(trail):
             self._expiries[trail.key] = Why.NOT_COMMITTED
 
-    def _is_left_once(self, trail: Trail, fact: TrackerFact) -> bool:
-        """Whether a consumer left a message with its tracker, and read it again when it no longer seemed to expire.
+    def _is_left_once(self, trail: Trail) -> bool:
+        """Whether a consumer left a message with its tracker, and one that read it again delivered it.
 
         Its offset was not committed, and the queue's ``expires_after`` was changed between the two reads.
         """
-        evidence = self._evidence
-        settings = {_of(version, trail.queue).get("expires_after_ms") for version in evidence.versions.values()}
-        decided = decided_on(trail, fact, evidence.logs[fact.log])
-        until = fact.offset if decided is None else decided[1]
-        # Only records are read, not delayed messages or dead letters.
-        return len(settings) > 1 and any(offset >= until for offset in trail.acquired_at)
+        versions = self._evidence.versions.values()
+        changed = len({_of(version, trail.queue).get("expires_after_ms") for version in versions}) > 1
+        return changed and bool(trail.deliveries)
 
     def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
         evidence = self._evidence
