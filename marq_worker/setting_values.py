@@ -7,16 +7,27 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from marq.settings.queue import ALL, BLOCK, CONTINUE, EARLIEST, LATEST, ORDERED_BY_KEY, UNLIMITED, UNORDERED
+from marq.settings.queue import (
+    ALL,
+    BLOCK,
+    CONTINUE,
+    DEAD_LETTER,
+    DROP,
+    EARLIEST,
+    LATEST,
+    ORDERED_BY_KEY,
+    UNLIMITED,
+    UNORDERED,
+)
 from marq.wire.errors import ConfigError
 from marq_worker.readable import DURATION_FORM, read_duration
 
 #: Settings whose values are names. Changing one may change which group reads the queue.
 NAMED = frozenset({"group", "topic", "handler"})
 #: Settings that are durations.
-_DURATIONS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
+_DURATIONS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout", "expires_after"})
 #: Values that need no quotes.
-_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST})
+_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST, DROP, DEAD_LETTER})
 
 
 def read_value(key: str, text: str, where: str) -> Any:

@@ -3,7 +3,7 @@
 This equation must hold for each message, and therefore in total::
 
     sent + acked_and_dead =
-        acked + dead + open + delayed + cancelled + deduplicated + abandoned + expired_unread + lost
+        acked + dead + open + delayed + cancelled + deduplicated + abandoned + message_expired + expired_unread + lost
 
 ``lost`` must be 0, and no message may have a difference (:mod:`pipeline.audit_differences`). The topics do not show
 what consumers did: an expired lease does not tell whether the message was processed. So ``duplicates`` counts
@@ -25,11 +25,12 @@ from pipeline.record_parts import PLACE
 #: Counts of a queue; each is a sum over its messages.
 COUNTS = (
     "sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "deduplicated", "abandoned",
-    "expired_unread", "lost", "redelivered", "redriven", "duplicates", "differences", "pending", "unknown", "untimed",
+    "message_expired", "expired_unread", "lost", "redelivered", "redriven", "duplicates", "differences", "pending",
+    "unknown", "untimed",
 )  # fmt: skip
 
 #: Counts of messages in a state of this name.
-_STATES = ("delayed", "cancelled", "deduplicated", "abandoned", "expired_unread", "lost")
+_STATES = ("delayed", "cancelled", "deduplicated", "abandoned", "message_expired", "expired_unread", "lost")
 
 #: Ids of wrong messages in a verdict.
 MAX_IDS = 100_000

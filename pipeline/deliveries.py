@@ -45,6 +45,7 @@ _OUTCOMES = {
     "DUE": "delivered",
     "CANCELLED": "cancelled",
     "WITHDRAWN": "withdrawn",
+    "MESSAGE_EXPIRED": "message_expired",
 }
 _COPIES = ("REDELIVERED", "DELIVERED")
 

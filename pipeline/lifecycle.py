@@ -60,7 +60,9 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     return _rows(messages, cut)
 
 
-_ENDED = ("lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated")
+_ENDED = (
+    "lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated", "message_expired",
+)  # fmt: skip
 _COUNTS = (
     "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
@@ -88,6 +90,7 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         .when(F.col("open_state").isNotNull(), F.col("open_state"))
         .when(F.col("lacks_copy"), F.when(held_back, "on_the_way").otherwise("lost"))
         .when(F.col("died") > 0, "dead")
+        .when(F.col("is_message_expired"), "message_expired")
         .when(F.col("is_abandoned"), "abandoned")
         .when(F.col("is_cancelled") | F.col("is_withdrawn"), "cancelled")
         .when(F.col("is_deduplicated"), "deduplicated")

@@ -21,8 +21,8 @@ from pipeline.spans import show_ms
 MAX_QUEUES = 200
 
 _COUNTS = (
-    "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned", "open",
-    "delayed",
+    "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned",
+    "message_expired", "open", "delayed",
 )  # fmt: skip
 _DURATIONS = (
     ("wait until acquired", "wait"),

@@ -30,7 +30,10 @@ MAX_ATTEMPTS = 20
 UNKNOWN_QUEUE = "(unknown)"
 
 #: Counted events, in the order of the columns.
-EVENTS = ("sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned")
+EVENTS = (
+    "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned",
+    "message_expired",
+)  # fmt: skip
 WINDOW, TOTAL = "window", "total"
 
 _NEVER_MS = 2**62
@@ -38,7 +41,7 @@ _NEVER_MS = 2**62
 _TOTAL_NUMBER = -1
 #: States of messages that count when they end, outcomes of deliveries that their consumer decided, and those after
 #: which the tracker sends the message.
-_ENDED = ("dead", "cancelled", "abandoned")
+_ENDED = ("dead", "cancelled", "abandoned", "message_expired")
 _SETTLED = ("acked", "released", "rejected")
 _SENT_AGAIN = ("released", "expired", "delivered")
 #: Prefix of columns, the events whose number is measured, and the percentiles; the maximum comes with each.

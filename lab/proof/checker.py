@@ -39,6 +39,8 @@ property            meaning of a violation
 ``position-lost``   a tracker continued although records that it needed were gone
 ``quarantine``      an unreadable marker is not in quarantine, or a readable one is
 ``not-drained``     a message is open at the end, or was never read
+``expired``         a message was redelivered although it had expired by the log's clock, or delivered long after its
+                    expiry; or it ended as expired before
 ``order``           a message was delivered before the end of an earlier one of its ordering key, or although its
                     consumer had resumed after the message's own end
 ``duplicate``       a message was delivered although its deduplication id had been accepted before, or two trackers
@@ -66,13 +68,21 @@ from lab.proof.causes import (
 )
 from lab.proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
 from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
+from lab.proof.expiry import judge_expiry_of_decision, judge_expiry_of_deliveries, judge_expiry_of_fact
 from lab.proof.findings import Report
 from lab.proof.fold import DEFAULT_LIMIT, Key
 from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from lab.proof.sends import judge_sends
 from lab.proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
-from lab.proof.tracker_decisions import HEADER_ROOM_BYTES, LOST_VALUES, decided_on, judge_decision, judge_fact
+from lab.proof.tracker_decisions import (
+    HEADER_ROOM_BYTES,
+    LOST_VALUES,
+    MESSAGE_EXPIRED,
+    decided_on,
+    judge_decision,
+    judge_fact,
+)
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 
@@ -140,12 +150,14 @@ class _Verdict:
         for decision in trail.decisions:
             limits = self._limits_of(trail, decision.version)
             judge_decision(report, trail, decision, evidence.log(decision.log), limits)
+            judge_expiry_of_decision(report, evidence, trail, decision)
         if trail.facts:
             self._judge_fact(trail, trail.facts[0])
         for fact in trail.facts[1:]:
             first = trail.facts[0]
             self._find("fired-twice", f"{trail}: facts at {first.offset} and {fact.offset}", trail.events)
         self._judge_deaths(trail)
+        judge_expiry_of_deliveries(report, evidence, trail)
         judge_answers(report, trail, [trail])
         if trail.deliver_at_ms is not None and trail.began and trail.deliveries:
             self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
@@ -236,9 +248,12 @@ class _Verdict:
         evidence, report = self._evidence, self._report
         if fact.kind == REDELIVERED:
             report.redelivered += 1
-        report.cancelled += fact.kind == CANCELLED
+        expired = fact.cause == MESSAGE_EXPIRED
+        report.message_expired += expired
+        report.cancelled += fact.kind == CANCELLED and not expired
         report.abandoned += fact.kind == ABANDONED
         judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
+        judge_expiry_of_fact(report, evidence, trail, fact)
         limit = evidence.limit
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
             self._find("dead-letter", f"{trail}: {trail.size} bytes are not too large", trail.events)
@@ -249,6 +264,17 @@ class _Verdict:
             self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
+        elif fact.kind == DELIVERED and self._is_left_once(trail):
+            self._expiries[trail.key] = Why.NOT_COMMITTED
+
+    def _is_left_once(self, trail: Trail) -> bool:
+        """Whether a consumer left a message with its tracker, and one that read it again delivered it.
+
+        Its offset was not committed, and the queue's ``expires_after`` was changed between the two reads.
+        """
+        versions = self._evidence.versions.values()
+        changed = len({_of(version, trail.queue).get("expires_after_ms") for version in versions}) > 1
+        return changed and bool(trail.deliveries)
 
     def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
         evidence = self._evidence
@@ -279,8 +305,8 @@ class _Verdict:
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
         wanted = {_of(version, trail.queue).get("dead_letter", True) for version in self._evidence.versions.values()}
-        if any(fact.cause in LOST_VALUES for fact in dead):
-            # No handler gave it up, so it is always kept.
+        if any(fact.cause in (*LOST_VALUES, MESSAGE_EXPIRED) for fact in dead):
+            # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
             wanted = {True}
         name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
         if len(trail.deaths) > len(dead) or (len(trail.deaths) < len(dead) and False not in wanted):

@@ -131,6 +131,8 @@ class Trail:
     first_sent_ms: int | None = None
     #: Delivery time from a header of the record.
     deliver_at_ms: int | None = None
+    #: When it expires by a header, -1 for never.
+    expires_at_ms: int | None = None
     #: Number of its ordering key; empty without one.
     line: str = ""
     committed: bool = False
@@ -206,6 +208,8 @@ class Trail:
         self.id, self.committed = event["ids"][index] if self.redriven else self.place, True
         self.content = event["contents"][index]
         self.attempt, self.time_ms = event["attempts"][index], event["timestamps_ms"][index]
+        if "expire_at_ms" in event:
+            self.expires_at_ms = event["expire_at_ms"][index]
 
     @property
     def source(self) -> str:
@@ -578,6 +582,7 @@ class Evidence:
         trail.time_ms = event["time_ms"]
         trail.first_sent_ms = event.get("first_sent_ms")
         trail.deliver_at_ms = event.get("deliver_at_ms")
+        trail.expires_at_ms = event.get("expires_at_ms")
         trail.line = event.get("line", "")
         trail.committed = event["type"] == "ok"
 

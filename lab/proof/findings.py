@@ -50,6 +50,8 @@ class Report:
     #: Messages that retention removed before a consumer received them; open ones in logs that stopped with an alarm.
     expired_unread: int = 0
     stranded: int = 0
+    #: Messages that were dropped or dead-lettered because they had expired.
+    message_expired: int = 0
     #: Messages that are delayed past the end of the history.
     waiting: int = 0
     #: Messages that no consumer had acquired when a purge ended them.
@@ -74,7 +76,16 @@ class Report:
         """Return the counts, ready for JSON."""
         done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
         names = (*done, "abandoned", "redriven", "deduplicated")
-        ends = ("lost", "expired_unread", "stranded", "waiting", "purged", "duplicates", "dead_twice")
+        ends = (
+            "lost",
+            "expired_unread",
+            "message_expired",
+            "stranded",
+            "waiting",
+            "purged",
+            "duplicates",
+            "dead_twice",
+        )
         summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
         for name in ("causes", "expiries", "done_and_dead", "violations"):
             summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}

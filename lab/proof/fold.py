@@ -300,7 +300,10 @@ class Fold:
             self.delayed.pop(source, None)
             self._count(queue, "cancelled", sum([self.end((queue, f"{source}/{offset}")) for offset in offsets]))
             return
-        self._count(queue, FACTS[event["kind"]], len(offsets))
+        expired = event["causes"].count("MESSAGE_EXPIRED")
+        self._count(queue, "messages_expired", expired)
+        # No client has cancelled them.
+        self._count(queue, FACTS[event["kind"]], len(offsets) - expired * (event["kind"] == CANCELLED))
         self._count(queue, "expired", event["causes"].count("EXPIRED"))
         self._count(queue, "too_large", event["causes"].count("TOO_LARGE"))
         self._count(queue, "gone", event["causes"].count("GONE"))

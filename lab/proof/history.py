@@ -31,8 +31,8 @@ op             fields, and writer
 ``halt``       ``log``, ``reason``: a tracker stops that partition with an alarm
 ``record``     a messages topic's record: ``offset``, ``time_ms``, ``queue``, ``content``, ``size``; for a copy ``id``,
                ``attempt``, ``first_sent_ms``, ``error``; ``deliver_at_ms`` if its sender set it; ``line`` if it
-               has an ordering key. ``fail``: of an aborted transaction. ``process`` is the log. In a topic that several
-               queues name, each record has an event for each queue
+               has an ordering key; ``expires_at_ms`` (-1: never). ``fail``: of an aborted transaction. ``process`` is
+               the log. In a topic that several queues name, each record has an event for each queue
 ``dead``       a dead letter: the same, and ``origin``, ``reason``
 ``note``       a note on dead letters: ``offsets`` of those that are settled, what they ``became``
 ``quarantine`` ``origin`` (a marker's place), ``content``
@@ -85,6 +85,7 @@ from marq.wire.names import (
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
     ERROR_HEADER,
+    EXPIRES_AT_HEADER,
     FIRST_SENT_HEADER,
     GONE_HEADER,
     ID_HEADER,
@@ -97,6 +98,7 @@ from marq.wire.names import (
     is_scheduled,
     is_synthetic,
 )
+from marq.wire.record_headers import last_value
 
 Event = dict[str, Any]
 #: The content of a message without its value.
@@ -268,7 +270,10 @@ def _columns(batch: Batch) -> Event:
             "timestamps_ms": [payload.timestamp_ms for payload in batch.payloads],
         }
         ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(payload) for payload in batch.payloads]}
-        return {**_times(batch), **known, **ids, **_deduplication_ids(batch), **_payloads(batch.queue, batch.payloads)}
+        expiries = [_expiry(last_value(payload.headers, EXPIRES_AT_HEADER)) for payload in batch.payloads]
+        expiry = {"expire_at_ms": expiries} if any(expiries) else {}
+        own_ids = _deduplication_ids(batch)
+        return {**_times(batch), **known, **ids, **own_ids, **expiry, **_payloads(batch.queue, batch.payloads)}
     if isinstance(batch, Reschedule):
         return _times(batch)
     if isinstance(batch, Answer):
@@ -341,7 +346,15 @@ _FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
     REASON_HEADER: ("reason", bytes.decode),
     ORIGIN_HEADER: ("origin", bytes.decode),
     DELIVER_AT_HEADER: ("deliver_at_ms", lambda text: int(text) if text.isdigit() else None),
+    EXPIRES_AT_HEADER: ("expires_at_ms", lambda text: _expiry(text)),
 }
+
+
+def _expiry(text: bytes | None) -> int | None:
+    """Return when a message expires: -1 for never, None if its sender does not say, or says nothing readable."""
+    if text == b"never":
+        return -1
+    return int(text) if text is not None and text.isdigit() and int(text) < 2**62 else None
 
 
 def events_of(events: Iterable[Event], wanted: set[int]) -> dict[int, Event]:

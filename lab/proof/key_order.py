@@ -250,7 +250,7 @@ def _topic(source: str) -> str:
 def _judge_copies(evidence: Evidence, trail: Trail) -> None:
     """Judge that a message is redelivered in its place unless its record is no longer in the source."""
     for fact in trail.facts:
-        early = trail.deliver_at_ms is not None or trail.redriven or is_synthetic(trail.place)
+        early = (trail.began and trail.deliver_at_ms is not None) or trail.redriven or is_synthetic(trail.place)
         delayed = fact.kind == DELIVERED and early
         if fact.kind in (REDELIVERED, DELIVERED) and not is_resumed(evidence, trail, fact) and not delayed:
             evidence.report.find("no-copy", f"{trail}: {fact.kind} at {fact.offset}", trail.events)

@@ -14,6 +14,7 @@ from lab.proof.findings import Report
 from lab.proof.states import (
     ABANDONED,
     CANCELLED,
+    COPIED,
     DEAD_LETTERED,
     DELAYED,
     DELIVERED,
@@ -105,11 +106,15 @@ def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standi
 
 def _fits(cause: str, state: str) -> bool:
     # A cancelled message is not redelivered, so its redelivery cannot be too large.
+    if cause == MESSAGE_EXPIRED:
+        return state in (LEASED, RELEASED, DELAYED)
     return cause == _CAUSES[state] or (cause in LOST_VALUES and state != CANCELLED)
 
 
 #: The causes of dead letters whose messages the tracker can't deliver again.
 LOST_VALUES = ("TOO_LARGE", "GONE")
+#: The cause of the end of a message that is too old to be delivered.
+MESSAGE_EXPIRED = "MESSAGE_EXPIRED"
 _CAUSES = {
     LEASED: "EXPIRED", RELEASED: "RELEASED", REJECTED: "REJECTED", DELAYED: "DUE", CANCELLED: "CANCELLED",
     DISPATCHED: "EXPIRED", EXHAUSTED: "RELEASED",
@@ -173,6 +178,12 @@ def _judge_ending(
     """Judge the end that a tracker chose; ``limits``: the values that max_attempts may have had for it."""
     where, events = place
     kind, attempt, cause = found
+    if cause == MESSAGE_EXPIRED:
+        # Whether it had expired is judged in lab/proof/expiry.py.
+        sent = any(ending(standing, limit).kind in COPIED for limit in limits)
+        if not sent or kind not in (CANCELLED, DEAD_LETTERED) or attempt != standing.attempt:
+            report.find("expired", f"{where}: {found}, but it stood {standing}", events)
+        return
     if (kind == CANCELLED) != (standing.state == CANCELLED):
         report.find("cancelled", f"{where}: {found}, but it stood {standing}", events)
         return

@@ -50,7 +50,7 @@ from marq.wire.names import (
     check_queue_name,
     synthetic_topic,
 )
-from marq.wire.record_headers import is_redelivery, last_value, origin, record_id
+from marq.wire.record_headers import is_redelivery, last_value, not_expiring, origin, record_id
 
 #: Maximum number of messages of one marker.
 MAX_MESSAGES = 500
@@ -308,4 +308,5 @@ class _Replaying:
             if self._ordered and row.key:
                 kept.append((ORDERING_KEY_HEADER, row.key))
         came_from = (REPLAYED_HEADER, record_id(source.log, row.offset).encode())
-        return Payload(int(time.time() * 1000), 1, self._key, [*kept, came_from], row.value)
+        # It may have been sent long ago, and must be delivered.
+        return Payload(int(time.time() * 1000), 1, self._key, not_expiring([*kept, came_from]), row.value)

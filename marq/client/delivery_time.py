@@ -1,4 +1,4 @@
-"""The delivery time of a message: after a ``delay``, or ``at`` a time."""
+"""The delivery time of a message: after a ``delay``, or ``at`` a time; and the time at which it expires."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import NamedTuple
 
+from marq.client.message_checks import Header
 from marq.settings.durations import Duration, duration_ms
 from marq.wire.errors import ConfigError
+from marq.wire.names import EXPIRES_AT_HEADER
 
 #: A delay may be as long as the calendar: more than 9,000 years.
 MAX_DELAY_MS = 10_000 * 366 * 24 * 3_600_000
@@ -24,6 +26,20 @@ class When(NamedTuple):
 
 
 AT_ONCE = When(0, relative=True)
+
+
+class Expiry(NamedTuple):
+    """Messages expire ``life_ms`` after they are due; ``now_ms`` is the sender's clock."""
+
+    life_ms: int
+    now_ms: int
+
+    def header(self, due: When | None) -> Header:
+        """Return the header of a message that is due at this time, None for now."""
+        due_ms = self.now_ms
+        if due is not None:
+            due_ms = due_ms + due.time_ms if due.relative else max(due_ms, due.time_ms)
+        return EXPIRES_AT_HEADER, b"%d" % (due_ms + self.life_ms)
 
 
 def when(call: str, delay: Duration | None, at: datetime | None) -> When | None:
@@ -50,6 +66,17 @@ def whens(call: str, delay: Delay | None, at: At | None, count: int) -> list[Whe
             return [one(f"{name}[{index}]", value) or AT_ONCE for index, value in enumerate(given)]
     found = when(call, delay, at)  # type: ignore[arg-type]
     return None if found is None else [found] * count
+
+
+def expiry(expires_in: Duration, now_s: float) -> Expiry:
+    """Return when messages expire that are sent now. Raises ConfigError."""
+    life_ms = duration_ms("expires_in", expires_in, least_ms=1, most_ms=MAX_DELAY_MS)
+    return Expiry(life_ms, round(now_s * 1000))
+
+
+def with_expiry(headers: Sequence[Header], expires: Expiry | None, due: When | None) -> list[Header]:
+    """Return the headers of a message that is due at this time, None for now."""
+    return [*headers] if expires is None else [*headers, expires.header(due)]
 
 
 def _delay(name: str, delay: object) -> When | None:

@@ -25,6 +25,7 @@ class SendOptions(TimeOptions, total=False):
     type: str | None
     ordering_key: str | bytes | None
     deduplication_id: str | None
+    expires_in: Duration | None
 
 
 class SendManyOptions(TypedDict, total=False):
@@ -36,3 +37,4 @@ class SendManyOptions(TypedDict, total=False):
     delay: Delay | None
     at: At | None
     deduplication_ids: Sequence[str] | None
+    expires_in: Duration | None

@@ -7,7 +7,8 @@ the compressed size.
 A message that must not be delivered yet, because of a header or its queue's ``delay``, gets a due time in the ACQUIRE
 instead of a holder; the tracker delivers it at that time. A redelivery is never delayed again. Messages of a paused
 queue are left with the tracker in the same way, so that other queues of the group need not wait behind them: they are
-due, but the tracker delivers nothing from the queue until it is resumed.
+due, but the tracker delivers nothing from the queue until it is resumed. And so are messages that seem to have expired:
+the tracker ends them if they have (:mod:`marq.consumer.expiry`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
+from marq.consumer.expiry import expired
 from marq.consumer.ordering import KeyQueues, Ordering, PendingRetry, RereadRecords
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
 from marq.kafka.queue_records import Serving
@@ -37,6 +39,7 @@ from marq.wire.markers import (
 from marq.wire.names import (
     ATTEMPT_HEADER,
     DELIVER_AT_HEADER,
+    EXPIRES_AT_HEADER,
     ORDERING_KEY_HEADER,
     RESERVED_HEADER,
     TYPE_HEADER,
@@ -49,7 +52,7 @@ log = logging.getLogger("marq")
 #: Maximum bytes of an ACQUIRE per message, besides its value, headers and key.
 _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 #: Marq's headers that do not prevent an ACQUIRE from leaving a payload in its record.
-_LEFT_HEADERS = frozenset({TYPE_HEADER, ORDERING_KEY_HEADER})
+_LEFT_HEADERS = frozenset({TYPE_HEADER, ORDERING_KEY_HEADER, EXPIRES_AT_HEADER})
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
 #: Room that a message leaves in an ACQUIRE for the headers that it gets when it is acquired again or dead-lettered.
@@ -130,8 +133,12 @@ class AcquiredOffsets:
         holder: int,
         settings: ReceiverSettings,
         ordering: Ordering,
+        now_ms: int | None = None,
     ) -> tuple[list[Acquisition], list[RereadRecords]]:
-        """Return the ACQUIREs for the next records, and the records of ordered messages that are open already."""
+        """Return the ACQUIREs for the next records, and the records of ordered messages that are open already.
+
+        ``now_ms`` is the brokers' time, None if it is not known.
+        """
         made: list[Acquisition] = []
         reread: list[RereadRecords] = []
         for source, read in records.items():
@@ -152,7 +159,7 @@ class AcquiredOffsets:
                 begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
                 self._ends[key] = own.offsets[-1] + 1
                 by, own_topic = holder if keys is None else keys.holder, serving.is_own(source.topic)
-                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys)
+                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys, now_ms=now_ms)
         return made, reread
 
     def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
@@ -176,6 +183,7 @@ def acquisitions(
     keys: KeyQueues | None = None,
     again: bool = False,
     counted: bool = False,
+    now_ms: int | None = None,
 ) -> Iterator[Acquisition]:
     """Split the messages of one queue and partition into ACQUIREs."""
     queue, source = key
@@ -193,6 +201,11 @@ def acquisitions(
         offsets = piece.offsets
         parks = rules.paused and keys is None
         dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
+        if keys is None and (late := expired(piece, rules, now_ms)):
+            dues_ms = list(dues_ms or [NOW] * len(piece))
+            for index in late:
+                if dues_ms[index] == NOW:
+                    dues_ms[index] = DUE_AT_ONCE
         if here := [index - part.start for index in large if part.start <= index < part.stop]:
             dues_ms = list(dues_ms or [NOW] * len(piece))
             for index in here:

@@ -11,6 +11,7 @@ from operator import not_
 
 from marq.client.background import Time
 from marq.client.exception_rules import Failures
+from marq.consumer.expiry import expired, has_expired, may_expire
 from marq.consumer.prefetch import Prefetch
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.leases.held import LeasedBatch
@@ -41,7 +42,7 @@ class DeliveryGate:
         time: Time,
         changed: asyncio.Event,
     ) -> None:
-        self._settings, self._skipped = settings.queue, settings.skipped
+        self._settings, self._skipped, self._broker_ms = settings.queue, settings.skipped, settings.broker_ms
         #: The purged records of each queue, and when they became known here.
         self._purges: dict[str, SkippedRecords | None] = {}
         self._purged_s: dict[str, float] = {}
@@ -122,6 +123,11 @@ class DeliveryGate:
         purged = list(map(self._may_be_purged, messages))
         put_back(compress(messages, purged))
         messages = list(compress(messages, map(not_, purged)))
+        if (now_ms := self._expiry_time_ms(batch)) is not None:
+            rules = self._settings(batch.queue)
+            late = [has_expired(each._record.timestamp, each._record.headers, rules, now_ms) for each in messages]
+            put_back(compress(messages, late))
+            messages = list(compress(messages, map(not_, late)))
         breaker = batch.breaker
         if breaker is None:
             return messages
@@ -134,8 +140,14 @@ class DeliveryGate:
         """Whether some messages of a batch may not be delivered now."""
         if batch.breaker is not None or batch.queue in self._paused:
             return True
+        if expired(batch.records, self._settings(batch.queue), self._broker_ms()):
+            return True
         purge = self._purges.get(batch.queue)
         return purge is not None and batch.records.offsets[0] < purge.ends.get(batch.source, 0)
+
+    def _expiry_time_ms(self, batch: LeasedBatch) -> int | None:
+        """Return the time by which messages of a batch may have expired, or None."""
+        return self._broker_ms() if may_expire(batch.records, self._settings(batch.queue)) else None
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""

@@ -10,6 +10,7 @@ from enum import Enum
 from itertools import islice
 from typing import Protocol
 
+from marq.consumer.expiry import has_expired
 from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
@@ -284,6 +285,8 @@ class Prefetch:
         #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
         self.in_flight = 0
+        #: Whether a buffered message may have expired meanwhile.
+        self.may_expire = False
         #: Set when user code gets messages.
         self.taken = asyncio.Event()
         #: Suspects that wait for their turn, those that handlers have or get next, and whether that is one alone.
@@ -456,7 +459,14 @@ class Prefetch:
         return put_back(self._take_suspects()) + sum([_release(buffer, now_s) for buffer in self.distinct])
 
     def release_unwanted(self, now_s: float) -> None:
-        """Release messages that were not taken during a whole lease, and those that slow handlers do not get to."""
+        """Release messages that were not taken during a whole lease, and those that slow handlers do not get to.
+
+        Messages that have expired meanwhile are released, too: the tracker ends them.
+        """
+        now_ms = self._settings.broker_ms() if self.may_expire else None
+        if now_ms is not None:
+            for buffer in self.distinct:
+                self._release_expired(buffer, now_ms)
         patience_s = self._settings.default_lease_ms / 1000
         for buffer in self.distinct:
             if buffer.handler_demand or buffer.call_demand:
@@ -465,6 +475,19 @@ class Prefetch:
             elif buffer.ready and now_s - buffer.wanted_s > patience_s:
                 count = _release(buffer, now_s)
                 log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
+
+    def _release_expired(self, buffer: PrefetchBuffer, now_ms: int) -> None:
+        made = buffer.ready.all()
+        late = {message for message in made if self._has_expired(message, now_ms)}
+        if late:
+            kept = [message for message in made if message not in late]
+            made.clear()
+            made.extend(kept)
+            put_back(late)
+
+    def _has_expired(self, message: Message, now_ms: int) -> bool:
+        rules, record = self._settings.queue(message.queue), message._record
+        return not rules.ordered and has_expired(record.timestamp, record.headers, rules, now_ms)
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple
 from marq.client.background import Time, failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
+from marq.consumer.expiry import may_expire
 from marq.consumer.ordering import (
     Acquired,
     Again,
@@ -451,7 +452,7 @@ class Receiver:
 
     def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
         acquisitions, reread = self._acquired.acquisitions(
-            self._serving, records, self._holder, self._settings, self.ordering
+            self._serving, records, self._holder, self._settings, self.ordering, self._settings.broker_ms()
         )
         ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
         return self._acquire_batch(acquisitions, ends, reread)
@@ -527,6 +528,7 @@ class Receiver:
         if taken.keys is not None:
             batch.in_order, batch.waiting = True, set(batch.open)
         self.gate.apply(batch)
+        self.prefetch.may_expire = self.prefetch.may_expire or may_expire(records, settings.queue(taken.queue))
         batch.starts_first = batch.at_most_once or (settings.prefetch and records.has_header(EXPIRED_HEADER))
         self.writer.add(batch)
         return batch

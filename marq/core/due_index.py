@@ -103,12 +103,14 @@ class DueIndex:
             self._held.setdefault(hint.lease.queue, []).append(hint._replace(first=offsets[0], offsets=offsets))
             self.size += len(offsets)
 
-    def resume(self, settings: Callable[[str], QueueSettings], now_ms: int) -> None:
-        """Add hints again for the kept messages of queues that are no longer paused."""
-        for queue in [queue for queue in self._held if not settings(queue).paused]:
+    def resume(self, settings: Callable[[str], QueueSettings], now_ms: int) -> bool:
+        """Add hints again for the kept messages of queues that are no longer paused; return whether there are any."""
+        resumed = [queue for queue in self._held if not settings(queue).paused]
+        for queue in resumed:
             for hint in self._held.pop(queue):
                 heapq.heappush(self._heap, hint)
             self._resumed_ms[queue] = now_ms
+        return bool(resumed)
 
     def wanted_ms(self, lease: LeaseRow) -> int:
         """Return when a message was due, or when its queue was resumed if that was later."""

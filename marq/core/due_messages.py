@@ -3,7 +3,8 @@
 A message that was sent stays open until its fact is read back. Until then it is *firing*, so that it is not sent twice.
 The owner forgets which messages are firing when it loses the partition.
 
-A paused queue gets no messages. They wait, without TICKs, and are due again as soon as their queue is resumed.
+A paused queue gets no messages. They wait, without TICKs, and are due again at the next TICK after their queue is
+resumed.
 Dead-lettering and cancellations continue.
 """
 
@@ -34,6 +35,9 @@ class DueMessages(TableImage):
         self._settings = settings
         self._due = DueIndex()
         self._firing_count = 0
+        #: Whether messages are due again because their queue was resumed. The clock may be that of the last marker
+        #: from before the resumption, so fire nothing before the next TICK: messages may have expired meanwhile.
+        self.resumed = False
 
     def _drop_stale_hints(self) -> None:
         # Hints of closed messages would otherwise stay until their leases expire.
@@ -48,8 +52,13 @@ class DueMessages(TableImage):
     @property
     def next_due_ms(self) -> int | None:
         """When the next message may be due by the clock, or None; early at worst, never late."""
-        self._due.resume(self._settings, self.clock.now_ms)
+        self.look_for_resumed()
         return self._due.next_due_ms()
+
+    def look_for_resumed(self) -> None:
+        """Make messages of resumed queues due again."""
+        if self._due.resume(self._settings, self.clock.now_ms):
+            self.resumed = True
 
     def due(self, now_ms: int) -> list[DueAction]:
         """Return the actions for due messages, at most :data:`MAX_FIRING`; they are firing from now on.
@@ -57,7 +66,7 @@ class DueMessages(TableImage):
         ``now_ms`` is the clock at a TICK of the owner's own. Messages are in order of due time; those that were
         acquired together are in the order of the log.
         """
-        self._due.resume(self._settings, self.clock.now_ms)
+        self.look_for_resumed()
         fires: list[DueAction] = []
         while self._firing_count < MAX_FIRING and (hint := self._due.take(now_ms)) is not None:
             opened, lease = hint.opened, hint.lease

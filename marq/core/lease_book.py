@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Discard,
     Dispatch,
     Fact,
+    Kind,
     Purge,
     Reject,
     Release,
@@ -486,6 +487,11 @@ class LeaseBook(DueMessages):
         counts.expired += batch.causes.count(Cause.EXPIRED)
         counts.too_large += batch.causes.count(Cause.TOO_LARGE)
         counts.gone += batch.causes.count(Cause.GONE)
+        expired = batch.causes.count(Cause.MESSAGE_EXPIRED)
+        counts.messages_expired += expired
+        if batch.kind is Kind.CANCELLED:
+            # No client has cancelled them.
+            counts.cancelled -= expired
         # Counted although an ACK may have closed the message meanwhile: the redelivery is in the queue.
         name = _FACT_COUNTS[batch.kind]
         setattr(counts, name, getattr(counts, name) + len(batch.offsets))

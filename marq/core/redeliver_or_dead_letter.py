@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from marq.core.storage.rows import LeaseRow
+from marq.core.storage.rows import LeaseRow, State
 from marq.core.transitions import DUE, TO_QUEUE
-from marq.settings.queue import QueueSettings
+from marq.settings.queue import DEAD_LETTER, QueueSettings
 from marq.wire.large_messages import is_gone, left_out, size_bytes
 from marq.wire.markers import BACKOFF, BLOCKED_MS, Cause, Kind, Payload, Source
-from marq.wire.names import HEADER_ROOM_BYTES
+from marq.wire.names import HEADER_ROOM_BYTES, is_synthetic
+from marq.wire.record_headers import expires_at_ms
 
 
 class Destination(IntEnum):
@@ -31,9 +32,13 @@ class DueAction:
     destination: Destination
     attempt: int
     cause: Cause
+    #: When an expired message expired.
+    expired_ms: int | None = None
 
     @property
     def fact_kind(self) -> Kind:
+        if self.cause is Cause.MESSAGE_EXPIRED and self.destination is Destination.NOWHERE:
+            return Kind.CANCELLED
         fact = DUE[self.lease.state].fact
         return Kind.DEAD_LETTERED if fact in TO_QUEUE and self.destination is not Destination.QUEUE else fact
 
@@ -76,9 +81,44 @@ def _fact(lease: LeaseRow, settings: QueueSettings) -> Kind:
     return due.exhausted if is_exhausted(lease.attempt, lease.counted, settings) else due.fact
 
 
+def due_time_ms(lease: LeaseRow, source: Source) -> int | None:
+    """Return when a delayed message is due for its first delivery; None if it was not delayed.
+
+    A message that is left with the tracker because its queue is paused, or because it seems to have expired, is due
+    when it is acquired.
+    """
+    if lease.state is not State.DELAYED or not (is_synthetic(source.topic) or lease.due_ms > lease.since_ms):
+        return None
+    # A time in the past means now.
+    return max(lease.due_ms, lease.since_ms)
+
+
+def unexpired(fire: DueAction, payload: Payload, now_ms: int, settings: QueueSettings) -> DueAction:
+    """Return the action, or one that ends the message if it has expired by the log's clock ``now_ms``.
+
+    Messages of a queue with ordering do not expire, because their consumers deliver them again.
+    """
+    if fire.destination is not Destination.QUEUE or settings.by_key:
+        return fire
+    expires_ms = expires_at_ms(
+        payload.timestamp_ms,
+        payload.headers,
+        delay_ms=settings.delay_ms,
+        expires_after_ms=settings.expires_after_ms,
+        due_ms=due_time_ms(fire.lease, fire.source),
+    )
+    if expires_ms is None or now_ms < expires_ms:
+        return fire
+    keeps = settings.dead_letter and settings.expired == DEAD_LETTER
+    destination = Destination.DEAD_LETTERS if keeps else Destination.NOWHERE
+    return DueAction(
+        fire.source, fire.offset, fire.lease, destination, fire.lease.attempt, Cause.MESSAGE_EXPIRED, expires_ms
+    )  # fmt: skip
+
+
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
     """Return the action, or a dead-letter action if the message is too large or its record is gone."""
-    if is_gone(payload) and fire.destination is not Destination.NOWHERE:
+    if is_gone(payload) and fire.cause is not Cause.MESSAGE_EXPIRED and fire.destination is not Destination.NOWHERE:
         return dead_letter(fire, Cause.GONE)
     if fire.destination is not Destination.QUEUE:
         return fire

@@ -144,7 +144,7 @@ class Tracker:
 
     def tick(self, monotonic_ms: int) -> Tick:
         """Return the TICK to write now."""
-        self._awaiting_tick = True
+        self._awaiting_tick, self.book.resumed = True, False
         self._tick_sent_at_ms = monotonic_ms
         return Tick(self.holder, monotonic_ms)
 
@@ -157,6 +157,9 @@ class Tracker:
     def due(self) -> list[DueAction]:
         """Return the actions for messages that are due by the clock of the last own TICK."""
         if self._tick_clock_ms is None or self._awaiting_tick:
+            return []
+        self.book.look_for_resumed()
+        if self.book.resumed:
             return []
         return self.book.due(self._tick_clock_ms)
 

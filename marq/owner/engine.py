@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.lease_book import LeaseBook
-from marq.core.redeliver_or_dead_letter import Destination, DueAction, dead_letter, fitting
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, dead_letter, fitting, unexpired
 from marq.core.storage import rows
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
@@ -540,6 +540,7 @@ class OwnerEngine:
         places = [Place(fire.lease.queue, fire.source, fire.offset) for fire in fires]
         payloads = find_payloads_in_turn(self.tracker.book, self.pending, self._table, places)
         due, room, decided = list[Due](), MAX_COPIES_BYTES, 0
+        now_ms = self.tracker.book.clock.now_ms
         for place, fire, payload in zip(places, fires, payloads, strict=True):
             assert payload is not None, f"no row for {record_headers.record_id(fire.source, fire.offset)}"
             decided += 1
@@ -548,6 +549,7 @@ class OwnerEngine:
                 self.tracker.book.put_back(fire)
                 self._missing.setdefault((place.queue, place.source), {})[place.offset] = None
                 continue
+            fire = unexpired(fire, payload, now_ms, self.tracker.settings(fire.lease.queue))
             due.append((fitting(fire, payload, self._limit_bytes), payload))
             room -= size_bytes(payload)
             if room <= 0:

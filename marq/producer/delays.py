@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
-from marq.client.delivery_time import When
+from marq.client.delivery_time import Expiry, When, with_expiry
 from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
@@ -197,12 +197,20 @@ class Delays:
     # --- many ---------------------------------------------------------------------------------------------------------
 
     async def send_many(
-        self, queue: str, values: Sequence[bytes], headers: Sequence[Header], whens: Sequence[When]
+        self,
+        queue: str,
+        values: Sequence[bytes],
+        headers: Sequence[Header],
+        whens: Sequence[When],
+        expires: Expiry | None = None,
     ) -> tuple[list[Receipt | None], BaseException | None]:
         """Delay messages; return the receipt of each, None if unknown, and the first failure."""
         if self._stopped:
             return [None] * len(values), _stopped()
-        items = [_Item(value, headers, when.time_ms) for value, when in zip(values, whens, strict=True)]
+        items = [
+            _Item(value, headers if expires is None else with_expiry(headers, expires, when), when.time_ms)
+            for value, when in zip(values, whens, strict=True)
+        ]
         batch = _DelayBatch(items)
         # Send in a separate task, so that a stop waits for it, and only the caller can cause a cancellation here.
         task = self._begin(_DelayGroup(queue, whens[0].relative, None), batch)

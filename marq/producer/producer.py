@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar, Unpack, overload
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
-from marq.client.delivery_time import AT_ONCE, At, Delay, When, when, whens
+from marq.client.delivery_time import AT_ONCE, At, Delay, When, expiry, when, whens, with_expiry
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.message_checks import Content, Header, Headers, check_queues, encode, with_type
@@ -134,6 +134,7 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         type: str | None = None,  # noqa: A002
         ordering_key: str | bytes | None = None,
         deduplication_id: str | None = None,
+        expires_in: Duration | None = None,
         **unknown: Unknown,
     ) -> Receipt | list[Receipt]:
         """Send one message; durable on return.
@@ -148,6 +149,10 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         With ``delay`` (seconds or timedelta) or ``at`` (a datetime with a time zone) the message is delivered later.
         Until then you can pass its receipt to :meth:`cancel` or :meth:`reschedule`. A delay starts when the message is
         durable, and is measured by the brokers' clocks.
+
+        A message with ``expires_in`` (seconds or timedelta) is not delivered, the first time or again, after that time.
+        It counts from now by this machine's clock, or from the due time of a delayed message. The queue's settings say
+        whether an expired message is dropped or dead-lettered. Messages of a queue with ordering can't expire.
 
         In a queue with ``ordering = "key"``, messages with the same ``ordering_key`` (text or bytes, up to 1,024 bytes)
         are delivered one at a time, in the order in which this producer sent them. A delayed message takes its place
@@ -170,13 +175,16 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         due = None if delay is None and at is None else when("send()", delay, at)
         key = None if ordering_key is None else check_ordering_key(ordering_key)
         own_id = None if deduplication_id is None else check_id(deduplication_id)
-        options = MessageOptions(due if own_id is None else due or AT_ONCE, key, own_id)
+        expires = None if expires_in is None else expiry(expires_in, self._cluster.wall_s())
+        options = MessageOptions(due if own_id is None else due or AT_ONCE, key, own_id, expires)
         codec: Codec | None = self._codec
         if not isinstance(queue, str):
             if isinstance(queue, Sequence):
                 return await self._send_to_each(check_queues(queue), value, with_type(headers, type), options)
             queue, codec, type = target_of(queue, codec, type)  # noqa: A001
         running = self._running or self._started()
+        if expires is not None:
+            running.routes.check_may_expire([queue], key)
         if key is not None:
             if codec is not None:
                 value = encode(codec, queue, value)
@@ -187,6 +195,8 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
             value = encode(codec, queue, value)
         if own_id is not None:
             pairs = with_id(pairs, own_id)
+        if expires is not None:
+            pairs = with_expiry(pairs, expires, options.due)
         running.content.check(queue, route.key, value, pairs)
         if options.due is not None:
             return await running.delays.post(queue, value, pairs, options.due, own_id)
@@ -212,8 +222,10 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         self, queues: Sequence[str], value: Any, headers: list[Header], options: MessageOptions
     ) -> list[Receipt]:
         running = self._started()
-        due, key, own_id = options
-        pairs = with_id(headers, own_id)
+        due, key, own_id, expires = options
+        if expires is not None:
+            running.routes.check_may_expire(queues, key)
+        pairs = with_expiry(with_id(headers, own_id), expires, due)
         if self._codec is not None:
             value = encode(self._codec, queues, value)
 
@@ -270,13 +282,14 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         at: At | None = None,
         ordering_key: str | bytes | None = None,
         deduplication_ids: Sequence[str] | None = None,
+        expires_in: Duration | None = None,
         **unknown: Unknown,
     ) -> list[Receipt]:
         """Send messages with the same headers and ``type``; return their receipts in order when all are durable.
 
         ``delay`` and ``at`` work as in :meth:`send`; pass one value for all messages, or a list with one per message.
         ``ordering_key`` applies to all messages. If it is set and a message fails, no later one is sent.
-        ``deduplication_ids`` has the id of each message.
+        ``deduplication_ids`` has the id of each message. ``expires_in`` works as in :meth:`send`, for all messages.
 
         Raises:
             TypeError, ValueError, MessageTooLarge: an item is invalid (the error names it); nothing was sent.
@@ -296,21 +309,28 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
             queue, codec, type = target_of(queue, codec, type)  # noqa: A001
         running = self._started()
         pairs = with_type(headers, type) if headers or type is not None else []
+        expires = None if expires_in is None else expiry(expires_in, self._cluster.wall_s())
+        if expires is not None:
+            running.routes.check_may_expire([queue], key)
         items = list(values)
         if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
         if deduplication_ids is not None:
             ids = check_ids(deduplication_ids, len(items))
-            receipts, failure = await running.send_once(queue, items, pairs, dues or [AT_ONCE] * len(ids), key, ids)
+            receipts, failure = await running.send_once(
+                queue, items, pairs, dues or [AT_ONCE] * len(ids), key, ids, expires
+            )
         elif key is not None:
             receipts, failure = await running.send_line(queue, items, pairs, dues, key)
         else:
             route = running.routes.known.get(queue) or await running.routes.find(queue)
-            running.content.check_many(queue, route.key, items, pairs)
+            expiring = pairs if expires is None else with_expiry(pairs, expires, None)
+            running.content.check_many(queue, route.key, items, expiring)
             if dues and items:
-                receipts, failure = await running.delays.send_many(queue, items, pairs, dues)
+                receipts, failure = await running.delays.send_many(queue, items, pairs, dues, expires)
             else:
+                pairs = expiring
                 receipts, failure = await running.batches.send_many(queue, route, items, pairs)
         if failure is not None:
             raise SendManyFailed(queue, receipts.index(None), receipts, failure) from failure

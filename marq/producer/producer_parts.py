@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from marq.client.delivery_time import When
+from marq.client.delivery_time import Expiry, When, with_expiry
 from marq.client.message_checks import Content, Header
 from marq.client.receipt import Receipt
 from marq.producer.batches import Batcher
@@ -21,11 +21,12 @@ Outcome = tuple[list[Receipt | None], BaseException | None]
 
 
 class MessageOptions(NamedTuple):
-    """The delivery time, ordering key and deduplication id of a message."""
+    """The delivery time, ordering key, deduplication id and expiry of a message."""
 
     due: When | None
     key: bytes | None
     own_id: bytes | None
+    expires: Expiry | None = None
 
     @property
     def place(self) -> bytes | None:
@@ -63,6 +64,7 @@ class ProducerParts(NamedTuple):
         dues: Sequence[When],
         key: bytes | None,
         ids: Sequence[bytes],
+        expires: Expiry | None = None,
     ) -> Outcome:
         """Send messages that have deduplication ids."""
         async with self.keyed_routes.turn([] if key is None else [queue], key or b"") as called_s:
@@ -70,8 +72,10 @@ class ProducerParts(NamedTuple):
                 route = await self.routes.find(queue)
             else:
                 route, headers = await self.keyed_routes.find(queue, key, headers, called_s, delayed=True)
-            self.content.check_many(queue, route.key, items, with_id(headers, max(ids, key=len, default=None)))
+            largest = with_expiry(with_id(headers, max(ids, key=len, default=None)), expires, None)
+            self.content.check_many(queue, route.key, items, largest)
             sends = zip(items, ids, dues, strict=True)
             return await self.delays.send_each(
-                queue, [(item, with_id(headers, own), due, key or own) for item, own, due in sends]
+                queue,
+                [(item, with_expiry(with_id(headers, own), expires, due), due, key or own) for item, own, due in sends],
             )

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from marq.backend.cluster import Cluster, DefinitionsView
 from marq.kafka.topics import Topics
 from marq.settings.placements import SENT_S, SYNCED_S, Partitions
+from marq.wire.errors import ConfigError
 from marq.wire.names import Names, check_queue_name
 
 #: Maximum number of remembered routes; beyond it all are looked up again.
@@ -89,6 +91,22 @@ class Routes:
                 self.known.clear()
             self.known[queue] = route
         return route
+
+    def check_may_expire(self, queues: Sequence[str], key: bytes | None) -> None:
+        """Check that none of the queues goes by keys: their messages do not expire. Raises ConfigError."""
+        for queue in queues:
+            settings = self._definitions.settings(check_queue_name(queue))
+            if settings.by_key and not settings.ordered:
+                raise ConfigError(
+                    f"queue {queue!r}: expires_in cannot be combined with limits or fair: leave expires_in out, or"
+                    " compare message.sent_at in the handler"
+                )
+            if key is not None or settings.ordered:
+                raise ConfigError(
+                    f"queue {queue!r}: expires_in cannot be combined with ordering by key, because a message that"
+                    " expires while it waits for a retry would hold up the later messages of its key: leave expires_in"
+                    " out, or use a queue without ordering"
+                )
 
     async def own_partitions(self, topic: str) -> int:
         """Return the number of partitions of a queue's own topic; same errors as :meth:`find`."""

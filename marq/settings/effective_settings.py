@@ -45,6 +45,8 @@ class EffectiveSettings:
     key: str
     limits: Mapping[str, Any] | bool
     fair: bool
+    expires_after: float | bool
+    expired: str
 
     @classmethod
     def of(cls, settings: QueueSettings) -> Self:

@@ -15,9 +15,12 @@ OURS = {
     "countdown": "delay (seconds or timedelta)",
     "deduplication_id": "deduplication_ids here (a list with an id for each message)",
     "deduplication_ids": "deduplication_id here (one id)",
+    "expiration": "expires_in (seconds or timedelta)",
+    "expires": "expires_in (seconds or timedelta)",
     "idempotency_key": "deduplication_id",
     "max_retries": "max_attempts (it counts deliveries, including the first)",
     "nack": "release (back to the queue) or reject (to the dead letters)",
+    "ttl": "expires_in (seconds or timedelta), or the queue setting expires_after",
     "visibility_timeout": "lease (seconds or timedelta)",
 }
 

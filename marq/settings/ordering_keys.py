@@ -32,6 +32,10 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
         key = "fair" if settings.limits is None else "limits"
         advice = f"cannot be combined with {key}: use at-least-once delivery, or no {key}"
         return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)
+    if settings.by_key and settings.expires_after_ms is not None and not settings.ordered:
+        key = "fair" if settings.limits is None else "limits"
+        advice = f"cannot be combined with {key}: set expires_after = false, or compare message.sent_at in the handler"
+        return OrderingError("expires_after", f"{settings.expires_after_ms / 1000:g}", advice)
     if settings.key != ORDERING_KEY and settings.ordered:
         advice = f'cannot be combined with ordering = "{ORDERED_BY_KEY}", which goes by the ordering key: leave key out'
         return OrderingError("key", f'"{settings.key}"', advice)
@@ -54,6 +58,10 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
     if settings.delay_ms:
         reason = "messages would be ordered by their due times, which depend on the senders' clocks"
         return OrderingError("delay", f"{settings.delay_ms / 1000:g}", f"{conflict}, because {reason}: set delay = 0")
+    if settings.expires_after_ms is not None:
+        reason = "a message that expires while it waits for a retry would hold up the later messages of its key"
+        value = f"{settings.expires_after_ms / 1000:g}"
+        return OrderingError("expires_after", value, f"{conflict}, because {reason}: set expires_after = false")
     if settings.on_dead_letter == BLOCK and not settings.dead_letter:
         reason = f'with on_dead_letter = "{BLOCK}": a dropped message could never be redriven'
         return OrderingError("dead_letter", "false", f"cannot be combined {reason}; set dead_letter = true")

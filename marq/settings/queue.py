@@ -58,6 +58,8 @@ UNORDERED, ORDERED_BY_KEY = "none", "key"
 CONTINUE, BLOCK = "continue", "block"
 #: The value of ``key`` for the ordering key, which is the record key in a queue's own topic.
 ORDERING_KEY = "ordering"
+#: Values of ``expired``: what becomes of an expired message.
+DROP, DEAD_LETTER = "drop", "dead-letter"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,9 @@ class QueueSettings:
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
     With ``tracebacks``, a dead letter has the traceback of the last attempt. ``limits`` bounds how many messages run at
     a time and begin per second, of the queue and of each key; with ``fair``, keys take turns. ``key`` tells what the
-    key of a message is, "ordering" for its ordering key.
+    key of a message is, "ordering" for its ordering key. A message is not delivered ``expires_after_ms``
+    after it was sent, or after it was due if it was delayed; with ``expired`` DEAD_LETTER it becomes a dead letter
+    then, otherwise it is dropped.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -109,6 +113,8 @@ class QueueSettings:
     key: str = ORDERING_KEY
     limits: Limits | None = None
     fair: bool = False
+    expires_after_ms: int | None = None
+    expired: str = DROP
 
     @property
     def by_key(self) -> bool:
@@ -160,6 +166,9 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
     if "shutdown_timeout" in values:
         values["shutdown_timeout_ms"] = _ms(values.pop("shutdown_timeout"))
+    if "expires_after" in values:
+        expires_after = values.pop("expires_after")
+        values["expires_after_ms"] = None if expires_after is False else max(_ms(expires_after), 1)
     if values.get("delivery") == AT_MOST_ONCE:
         # With the marker first, a crash between ACQUIRE and commit duplicates messages.
         values["transactional"] = True
@@ -208,6 +217,8 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "key": settings.key,
         "limits": False if settings.limits is None else settings.limits.document(),
         "fair": settings.fair,
+        "expires_after": False if settings.expires_after_ms is None else _seconds(settings.expires_after_ms),
+        "expired": settings.expired,
     }
 
 
@@ -272,6 +283,16 @@ def _number(least: float, most: float, *, unit: str = "", above: bool = False) -
             raise ConfigError(f"{name}: expected a number{unit} {limits}, not {value!r}")
 
     return check
+
+
+def _seconds_or_false(name: str, value: object) -> None:
+    try:
+        if value is not False:
+            _number(0, MAX_SECONDS, above=True)(name, value)
+    except ConfigError:
+        raise ConfigError(
+            f"{name}: expected a number of seconds above 0, to {MAX_SECONDS}, or false, not {value!r}"
+        ) from None
 
 
 def _count(most: int) -> Check:
@@ -452,4 +473,6 @@ CHECKS: Mapping[str, Check] = {
     "key": named(check_key),
     "limits": _limits_said,
     "fair": switch,
+    "expires_after": _seconds_or_false,
+    "expired": _either(DROP, DEAD_LETTER),
 }

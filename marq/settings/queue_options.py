@@ -38,6 +38,8 @@ class HandlerOptions(TypedDict, total=False):
     key: str | None
     limits: Mapping[str, Any] | bool | None
     fair: bool | None
+    expires_after: Duration | bool | None
+    expired: str | None
 
 
 class QueueOptions(HandlerOptions, total=False):

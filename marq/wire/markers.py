@@ -98,6 +98,8 @@ class Cause(IntEnum):
     WITHDRAWN = 7
     #: The message's record was removed before its payload was copied: it can't be delivered again.
     GONE = 8
+    #: The message has expired: it is too old to be delivered.
+    MESSAGE_EXPIRED = 9
 
 
 class RequestOutcome(IntEnum):

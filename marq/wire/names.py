@@ -19,6 +19,8 @@ ID_HEADER = "marq-id"
 ATTEMPT_HEADER = "marq-attempt"
 #: Earliest delivery time of a record, in milliseconds since the epoch; any producer may set it.
 DELIVER_AT_HEADER = "marq-deliver-at"
+#: Time after which a message is not delivered, in milliseconds since the epoch, or "never"; any producer may set it.
+EXPIRES_AT_HEADER = "marq-expires-at"
 FIRST_SENT_HEADER = "marq-first-sent"
 #: When a message was first acquired, by the log's clock; in redeliveries and dead letters only.
 FIRST_RECEIVED_HEADER = "marq-first-received"

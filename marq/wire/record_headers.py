@@ -17,6 +17,7 @@ from marq.wire.names import (
     DEDUPLICATION_ID_HEADER,
     DELIVER_AT_HEADER,
     EXPIRED_HEADER,
+    EXPIRES_AT_HEADER,
     FIRST_RECEIVED_HEADER,
     FIRST_SENT_HEADER,
     ID_HEADER,
@@ -29,7 +30,15 @@ from marq.wire.names import (
 )
 
 #: Marq's headers that any sender may write.
-SENDERS_HEADERS = frozenset({DELIVER_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER, TYPE_HEADER})
+SENDERS_HEADERS = frozenset(
+    {DELIVER_AT_HEADER, EXPIRES_AT_HEADER, ORDERING_KEY_HEADER, DEDUPLICATION_ID_HEADER, TYPE_HEADER}
+)
+#: Those of them that the copy of a record keeps: an expired dead letter that was copied must be delivered.
+_COPIED_HEADERS = SENDERS_HEADERS - {EXPIRES_AT_HEADER}
+#: The value of ``marq-expires-at`` of a message that does not expire, such as a redriven dead letter.
+NEVER = b"never"
+
+_EXPIRY_HEADERS = frozenset({EXPIRES_AT_HEADER, DELIVER_AT_HEADER, FIRST_SENT_HEADER})
 
 
 class Origin(NamedTuple):
@@ -69,7 +78,7 @@ def without_copied(headers: Headers, *, own_topic: bool) -> Headers:
     if not are_copied([name for name, _ in headers], own_topic=own_topic):
         return headers
     # In the messages topic, the record key is the queue's name, so only the header has the sender's key.
-    kept = SENDERS_HEADERS if own_topic else SENDERS_HEADERS | {KEY_HEADER}
+    kept = _COPIED_HEADERS if own_topic else _COPIED_HEADERS | {KEY_HEADER}
     return tuple([header for header in headers if header[0] in kept or not header[0].startswith(RESERVED_HEADER)])
 
 
@@ -99,6 +108,39 @@ def deliver_at_ms(timestamp_ms: int, headers: Iterable[tuple[str, bytes | None]]
     if time_ms != NOW:
         return time_ms
     return min(max(0, timestamp_ms) + delay_ms, MAX_TIME_MS) if delay_ms else NOW
+
+
+def expires_at_ms(
+    timestamp_ms: int,
+    headers: Iterable[tuple[str, bytes | None]],
+    *,
+    delay_ms: int,
+    expires_after_ms: int | None,
+    due_ms: int | None = None,
+) -> int | None:
+    """Return the time from which on a message is not delivered, or None.
+
+    ``delay_ms`` and ``expires_after_ms`` are those of its queue; the latter counts from ``due_ms``, if that is known,
+    else from the due time in the headers, or from the time of sending. The sender's own time counts if it is earlier.
+    """
+    values = {name: value for name, value in headers if name in _EXPIRY_HEADERS}
+    by_sender = values.get(EXPIRES_AT_HEADER)
+    if by_sender == NEVER:
+        return None
+    time_ms = _time_ms(by_sender)
+    if expires_after_ms is None:
+        return None if time_ms == NOW else time_ms
+    if due_ms is None:
+        sent_ms = _number(values.get(FIRST_SENT_HEADER), max(0, timestamp_ms))
+        due_ms = _time_ms(values.get(DELIVER_AT_HEADER))
+        due_ms = sent_ms + delay_ms if due_ms == NOW else max(sent_ms, due_ms)
+    by_queue_ms = min(due_ms + expires_after_ms, MAX_TIME_MS)
+    return by_queue_ms if time_ms == NOW else min(time_ms, by_queue_ms)
+
+
+def not_expiring(headers: Headers) -> Headers:
+    """Return headers that say that their message does not expire: an operator wants it to be delivered."""
+    return (*[header for header in headers if header[0] != EXPIRES_AT_HEADER], (EXPIRES_AT_HEADER, NEVER))
 
 
 def last_value(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> bytes | None:

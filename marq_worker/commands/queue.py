@@ -145,6 +145,7 @@ def messages(name: str, told: OpenReport) -> dict[str, Any] | None:
         "waiting": int(metrics.get("waiting", 0)),
         "oldest_waiting_seconds": metrics.get("oldest_waiting_seconds") or None,
         **told.of(name),
+        "expired": int(metrics.get("messages_expired", 0)),
         "no_consumer": has_no_consumer(metrics),
     }
 
@@ -181,7 +182,8 @@ def _messages(metrics: Mapping[str, Any] | None) -> str:
     delayed = metrics["waiting_for_delivery"] + metrics["waiting_for_redelivery"]
     consumer = "; NO CONSUMER" if metrics["no_consumer"] else ""
     open_ = f"{metrics['in_flight']:,} in flight; {delayed:,} delayed"
-    return f"  messages: {metrics['waiting']:,} waiting{oldest}; {open_}{consumer}"
+    expired = f"; {metrics['expired']:,} have expired" if metrics["expired"] else ""
+    return f"  messages: {metrics['waiting']:,} waiting{oldest}; {open_}{expired}{consumer}"
 
 
 def lines(shown: Mapping[str, Any]) -> list[str]:

@@ -36,12 +36,13 @@ _LINES, _BYTES = 5_000, 8 << 20
     click.option("--deduplication-id", "own_id", metavar="ID", help="Id; later messages with the same id are dropped."),
     click.option("--delay", metavar="DURATION", help="Delay before delivery: 90s, 15m, 1h30m, 7d."),
     click.option("--at", "moment", metavar="TIME", help="Time of delivery: 2030-01-31T08:00:00+00:00."),
+    click.option("--expires-in", "life", metavar="DURATION", help="Do not deliver after DURATION: 90s, 15m, 1h30m."),
     click.option("--lines", is_flag=True, help="Send each line of standard input as a message."),
     JSON,
 )
 async def send(
     setup: Setup, name: str, value: str | None, headers: Sequence[str], kind: str | None, ordering_key: str | None,
-    own_id: str | None, delay: str | None, moment: str | None, lines: bool, as_json: bool,
+    own_id: str | None, delay: str | None, moment: str | None, life: str | None, lines: bool, as_json: bool,
 ) -> None:  # fmt: skip
     """Send VALUE, or `-` for all of standard input; prints the message's id."""
     check_queue_name(name)
@@ -54,6 +55,7 @@ async def send(
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
     options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
     options |= {"type": None if kind is None else check_type_name(kind), "deduplication_id": own_id}
+    options |= {"expires_in": _life(life)}
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)
@@ -137,6 +139,13 @@ def _headers(texts: Sequence[str]) -> dict[str, bytes] | None:
 
 def _delay(text: str | None) -> float | None:
     return None if text is None else seconds("--delay", text)
+
+
+def _life(text: str | None) -> float | None:
+    life_s = None if text is None else seconds("--expires-in", text)
+    if life_s is not None and life_s <= 0:
+        raise ConfigError(f"--expires-in {text}: expected a duration above 0")
+    return life_s
 
 
 def _at(text: str | None) -> datetime | None:

@@ -26,6 +26,7 @@ from faust import Event
 
 from marq.client.uptime import uptime_ms
 from marq.core.deliveries.schedule_planner import Planner
+from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.rows import EventCounts
@@ -35,7 +36,7 @@ from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
 from marq.wire.errors import MarqError, UnknownVersion
-from marq.wire.markers import Payload, Source
+from marq.wire.markers import Cause, Payload, Source
 from marq.wire.record_headers import record_id
 from marq_worker.owner.owner_context import Copier, OwnerContext
 from marq_worker.owner.partition_writer import PartitionWriter
@@ -98,6 +99,18 @@ def log_invalid_times(times: InvalidTimes) -> None:
             count,
             first,
         )
+
+
+def log_expired(write: OwnerTransaction) -> None:
+    """Write one line per queue and transaction about messages that have expired."""
+    expired: dict[tuple[str, Destination], list[str]] = {}
+    for fire, _ in write.due:
+        if fire.cause is Cause.MESSAGE_EXPIRED:
+            place = record_id(fire.source.log, fire.offset)
+            expired.setdefault((fire.lease.queue, fire.destination), []).append(place)
+    for (queue, destination), places in expired.items():
+        end = "dropped" if destination is Destination.NOWHERE else "dead-lettered"
+        log.info("messages expired, %s: queue=%s messages=%s first=%s", end, queue, len(places), places[0])
 
 
 @dataclass
@@ -485,6 +498,7 @@ class Ownership:
             self.lateness.note(uptime_ms(), lateness_ms)
             self.context.lateness.note(lateness_ms)
         self.engine.committed(write, uptime_ms(), marked, position)
+        log_expired(write)
         self.quarantined += len(write.quarantine)
         if write.rows is not None:
             self._refused = False

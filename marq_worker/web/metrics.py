@@ -33,6 +33,11 @@ _QUEUE_COUNTERS = (
     ("marq_messages_dead_lettered", "Messages that became dead letters.", "dead_lettered"),
     ("marq_messages_too_large", "Messages that became dead letters because they were too large.", "too_large"),
     ("marq_messages_gone", "Messages that became dead letters because their records were removed.", "gone"),
+    (
+        "marq_messages_expired",
+        "Messages that expired before they could be delivered, dropped or dead-lettered.",
+        "messages_expired",
+    ),
     ("marq_messages_delayed", "Messages that were sent with a delay or a deduplication id.", "delayed"),
     ("marq_messages_delivered", "Delayed messages that became due and were sent to their queue.", "delivered"),
     ("marq_messages_cancelled", "Delayed messages that were cancelled.", "cancelled"),

@@ -212,6 +212,7 @@ async def test_ordering_and_limits_go_together(backend: Backend) -> None:
         ({"fair": True, "key": "tenant"}, 'key: expected "ordering" for the ordering key, or "header:NAME"'),
         ({"key": "header:tenant"}, "has no effect without limits or fair"),
         ({"limits": {}, "delivery": "at-most-once"}, "cannot be combined with limits"),
+        ({"fair": True, "expires_after": 60}, "cannot be combined with fair: set expires_after = false"),
         ({"ordering": "key", "limits": {"per_key": {"concurrency": 2}}}, "cannot be above 1 with ordering"),
         ({"ordering": "key", "fair": True, "key": "header:tenant"}, "goes by the ordering key"),
     ],

@@ -220,6 +220,8 @@ values = st.fixed_dictionaries(
         | st.fixed_dictionaries({}, optional={**bounds, "per_key": key_limits, "burst": numbers}),
         "fair": st.booleans() | st.integers(0, 1),
         "key": st.sampled_from(["ordering", "header:tenant", "header:", "header: a", "tenant", 1]),
+        "expires_after": numbers | st.booleans(),
+        "expired": st.sampled_from(["drop", "dead-letter", "keep"]),
         "project": st.sampled_from(["shop", "billing", "", 1]),
         "a key of a later version": st.just(1),
     },
@@ -260,7 +262,7 @@ def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any
 
 
 #: Settings in seconds.
-SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout"})
+SECONDS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout", "expires_after"})
 
 
 def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -278,6 +280,9 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         "shutdown_timeout_ms": None
         if settings["shutdown_timeout"] is None
         else round(settings["shutdown_timeout"] * 1000),
+        "expires_after_ms": None
+        if settings["expires_after"] is False
+        else max(round(settings["expires_after"] * 1000), 1),
         "paused": bool(settings["paused"]),
         "paused_until_ms": round(datetime.fromisoformat(settings["paused"]).timestamp() * 1000)
         if isinstance(settings["paused"], str)

@@ -260,6 +260,17 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("ACQUIRE", 28, 2)
     say("ACK", 28, 3)
 
+    # Expired before its first delivery, and dropped.
+    wanted[record(29, 1)] = {"state": "message_expired", "outcomes": ["message_expired"], "duplicates": 0}
+    say("ACQUIRE", 29, 2, due_at=at(2))
+    say("CANCELLED", 29, 2.5, attempt=1, cause="MESSAGE_EXPIRED", **fact)
+    one = record(30, 1)  # expired while it waited for its second attempt, and dead-lettered
+    wanted[one] = {"state": "dead", "outcomes": ["message_expired"], "dead_letters": 1, "duplicates": 0}
+    say("ACQUIRE", 30, 2)
+    say("RELEASE", 30, 3, delay_ms=1_000, counted=True, text="boom")
+    log.letter(7, 30, one, 3.9)
+    say("DEAD_LETTERED", 30, 4.1, attempt=1, cause="MESSAGE_EXPIRED", **fact)
+
     wanted[record(16, 1)] = {"state": "released", "open": True, "outcomes": [None]}
     say("ACQUIRE", 16, 2)
     say("RELEASE", 16, 3, delay_ms=10_000_000, counted=False)

@@ -47,9 +47,10 @@ def test_each_story_ends_as_the_protocol_says(stories: Directory, command: Comma
     statistics = verdict(judged(table))
     assert balanced(statistics)
     names = ("sent", "acked", "dead", "acked_and_dead", "open", "delayed", "cancelled", "abandoned", "expired_unread")
+    names = (*names, "message_expired")
     assert {name: statistics[name] for name in names} == {
-        "sent": 34, "acked": 14, "dead": 6, "acked_and_dead": 1, "open": 8, "delayed": 2, "cancelled": 2,
-        "abandoned": 1, "expired_unread": 1,
+        "sent": 36, "acked": 14, "dead": 7, "acked_and_dead": 1, "open": 8, "delayed": 2, "cancelled": 2,
+        "abandoned": 1, "expired_unread": 1, "message_expired": 1,
     }  # fmt: skip
     assert {message["id"] for message in statistics["wrong"]} == {
         f"{MESSAGES_TOPIC}/0/17", f"{MESSAGES_TOPIC}/0/23", f"{DRAWN}/0/2",

@@ -59,6 +59,7 @@ def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
         "delivery": settings.delivery,
         "ordering": settings.ordering,
         "by_key": settings.by_key,
+        "expires_after_ms": settings.expires_after_ms,
         "deduplication_window_ms": settings.deduplication_window_ms,
         "group": definitions.group(queue),
         "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter, backoff.delays_ms],

@@ -114,7 +114,8 @@ class Delayer(Actor):
         rng = self.world.rng
         calls = []
         for number in numbers:
-            headers = ((("tenant", b"acme"), ("n", b"%d" % number)))[: rng.randint(0, 2)]
+            headers: tuple[tuple[str, bytes | None], ...] = (("tenant", b"acme"), ("n", b"%d" % number))
+            headers = (*headers[: rng.randint(0, 2)], *self.world.expiring.header(self.world.wall_ms()))
             value = None if rng.random() < 0.05 else b"delayed %d" % number
             calls.append(Call(f"delayed {number}", value, headers))
         queue = rng.choice(self.world.queues)

@@ -34,6 +34,7 @@ INSIDE = {
     "the second row of a message outlives it",
     "messages due in the same millisecond are sent in any order",
     "a message that failed its last attempt waits for its backoff",
+    "a dropped message counts as cancelled",
 }
 
 
@@ -76,10 +77,11 @@ DEDUPLICATION = "deduplication"
 KILLERS = "killers"
 PURGING = "purge"
 LIMITS = "limits"
+EXPIRY = "expiry"
 HARD_CASES = (
     IDENTITY, REOPENING, COALESCING, LEASE_LOST, FIRING, SIZES, UNKNOWN_VERSION, RETENTION, OLD_STATE, SETTINGS,
     READERS, GROUPS, HOLDER, DELAYING, CANCELLING, MOVING, ANSWERING, AT_MOST_ONCE, ORDERING, SUBSCRIPTIONS,
-    DEDUPLICATION, KILLERS, PURGING, LIMITS,
+    DEDUPLICATION, KILLERS, PURGING, LIMITS, EXPIRY,
 )  # fmt: skip
 
 #: And what is not hard, but must be right.

@@ -26,6 +26,7 @@ from tests.simulation.mutant import Mutant
 from tests.simulation.mutants_of_core import CORE_MUTANTS
 from tests.simulation.mutants_of_deduplication import DEDUPLICATION_MUTANTS
 from tests.simulation.mutants_of_delays import DELAY_MUTANTS
+from tests.simulation.mutants_of_expiry import EXPIRY_MUTANTS
 from tests.simulation.mutants_of_limits import LIMIT_MUTANTS
 from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
 from tests.simulation.mutants_of_purges import PURGE_MUTANTS
@@ -40,7 +41,8 @@ _RELOADED = ("marq", "lab.proof", "tests.simulation.")
 _ROOT = Path(__file__).resolve().parents[2]
 
 MUTANTS = (
-    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *LIMIT_MUTANTS, *ORDERING_MUTANTS, *PURGE_MUTANTS,
+    *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *EXPIRY_MUTANTS, *LIMIT_MUTANTS, *ORDERING_MUTANTS,
+    *PURGE_MUTANTS,
     *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
 )  # fmt: skip
 

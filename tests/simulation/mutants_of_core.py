@@ -430,7 +430,7 @@ CORE_MUTANTS = (
         GROUPS,
         "a new snapshot forgets which queues are ahead",
         _ROSTERS,
-        "delivered-twice",
+        "delivered-twice attempts",
         ("position if (position := positions.get(queue, 0)) > start else 0 for", "0 for"),
         move_every_ms=300.0,
         late_settings=0.5,

@@ -151,7 +151,8 @@ class Nemesis:
         if "limits" in former:
             kept |= world.ordering.limited(ordered="ordering" in former)
         lease_ms = self._rng.choice([world.lease_ms, world.lease_ms * 2])
-        world.definitions.change((queue, {**world.document(), "lease": lease_ms / 1000, **kept}))
+        document = {**world.document(), "lease": lease_ms / 1000, **kept}
+        world.definitions.change((queue, {**document, **world.expiring.document(document)}))
 
     def _move_queue(self) -> None:
         """Move a queue to another group or to a topic; one that has a topic keeps it, or its records would be lost.

@@ -33,6 +33,8 @@ class Producer(Actor):
         if delayed and not self._ordered(queue):
             # The time is by the brokers' clocks, because the producer's own may be wrong by minutes.
             headers.append((DELIVER_AT_HEADER, b"%d" % (world.wall_ms() + rng.randint(-200, 2_000))))
+        # The senders' clocks may be wrong, as above.
+        headers += world.expiring.header(world.wall_ms())
         if value is not None and world.hit(world.faults.large):
             # Up to the topic's limit; with marq's own headers, some of these messages are too large.
             limit = rng.choice([world.limit_bytes, world.shared_limit_bytes])

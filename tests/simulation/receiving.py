@@ -49,6 +49,7 @@ class SimulatedReceiver(Receiver):
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
             skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
             partitions=lambda queue: world.definitions.of(consumer).placement(queue).reads,
+            broker_ms=world.wall_ms,
         )
         super().__init__(
             consumer.serving,

@@ -405,6 +405,26 @@ def test_purge_a_lease_that_ends_while_its_acquire_is_late_is_not_acquired_again
     assert result.failed == ""
 
 
+def test_expiry_a_message_that_has_expired_is_not_delivered_and_ends_with_a_fact() -> None:
+    """Before its first delivery, while it is delayed, in a consumer's buffer, or between two attempts."""
+    ended: Counter[str] = Counter()
+    for seed in range(2 * SEEDS):
+        result, _, world = inspect(seed, Plan(expires=0.6))
+        assert result.failed == "", f"seed {seed}"
+        for kind in ("CANCELLED", "DEAD_LETTERED"):
+            ended[kind] += sum(event["causes"].count("MESSAGE_EXPIRED") for event in markers(world, kind))
+        ended["handed_out"] += world.stats["handed_out"]
+
+    assert min(ended.values()) > SEEDS
+
+
+def test_expiry_a_message_that_is_read_again_after_its_setting_was_changed_may_be_delivered_twice() -> None:
+    """A consumer left it with the tracker, which delivered it by the new setting; the offset was not committed."""
+    result, _, _ = inspect(11_166)
+
+    assert (result.failed, result.duplicates, dict(result.causes)) == ("", 1, {5: 1})
+
+
 def test_each_hard_case_has_a_test_here() -> None:
     tests = [name for name in globals() if name.startswith("test_")]
     cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]

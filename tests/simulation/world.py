@@ -36,6 +36,7 @@ from tests.simulation.chance import Chance
 from tests.simulation.consumer import Consumer
 from tests.simulation.definitions import QueuesTopic
 from tests.simulation.delaying import Delayer
+from tests.simulation.expiring import Expiring
 from tests.simulation.group import Group
 from tests.simulation.log import Partition, Record, TransactionalId
 from tests.simulation.loop import Loop
@@ -87,6 +88,8 @@ class Plan:
     blind: bool = False
     #: How many worlds purge queues.
     purges: float = 0.1
+    #: How many messages expire, and how many queues let them; None: drawn for each world.
+    expires: float | None = None
 
 
 class World:
@@ -141,6 +144,7 @@ class World:
         self.ordering = Ordering(seed)
         #: Messages of queues that go by keys whose handlers have not returned.
         self.running: dict[Message, Consumer] = {}
+        self.expiring = Expiring(seed, plan.expires)
         #: Drawn separately, so that worlds without purges stay as they were.
         self._purge_lots = random.Random(f"purge {seed}")
         #: For deduplication ids, and how long queues remember them: often for less than the time of a seed.
@@ -211,6 +215,7 @@ class World:
         if self.at_most_once:
             documents[rng.choice(self.queues)]["delivery"] = AT_MOST_ONCE
         self.ordering.choose(documents)
+        self.expiring.choose(documents)
         self.definitions.begin({"lease": self.lease_ms / 1000}, documents)
 
     def _share_topic(self, documents: dict[str, dict[str, Any]]) -> None:
@@ -469,7 +474,7 @@ def _inspect(seed: int, plan: Plan | None) -> tuple[Result, list[Finding], World
 def _judge(result: Result, report: Report, world: World) -> None:
     result.duplicates = report.duplicates
     result.causes = report.causes
-    for name in ("lost", "expired_unread", "stranded", "deduplicated", "purged"):
+    for name in ("lost", "expired_unread", "message_expired", "stranded", "deduplicated", "purged"):
         world.stats[name] += getattr(report, name)
     told = [each for each in report.findings if not result.failed or each.property not in _UNFINISHED]
     if told:

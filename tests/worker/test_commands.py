@@ -302,6 +302,28 @@ async def test_a_message_is_sent_with_a_deduplication_id(shell: Shell, shared_wo
     assert "--deduplication-id is for a single VALUE" in refused.err
 
 
+async def test_a_message_is_sent_that_expires(shell: Shell, shared_worker: Worker) -> None:
+    queue = "stale"
+    await shell("queue", queue, "--set", "expired=dead-letter", "--set", "expires_after=1h30m")
+    shown = (await shell.json("queue", queue))["settings"]
+    assert (shown["expires_after"]["value"], shown["expired"]["value"]) == (5_400, "dead-letter")
+    await shell.json("send", queue, "1", "--expires-in", "1h30m")
+    await shell.json("send", queue, "2", "--expires-in", "0.01")
+
+    async with marq.Consumer(queue, **client_of(shared_worker)) as consumer:
+        [message] = await take(consumer)
+        assert message.value == b"1"
+        await message.ack()
+        assert await consumer.receive(wait=0.5) == []
+    await eventually(lambda: shared_worker.queue(queue), lambda found: found.get("messages_expired") == 1)
+    [letter] = await shell.json("dead", queue, "--limit", "2", "--reason", "expired")
+    assert letter["reason"].startswith("expired ")
+    assert (await shell.json("queue", queue))["messages"]["expired"] == 1
+    assert " 0 delayed; 1 have expired" in (await shell("queue", queue)).out
+    log = shared_worker.log()
+    assert f"messages expired, dead-lettered: queue={queue} messages=1" in log
+
+
 async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shell, queues: marq.Queues) -> None:
     queue = "asked"
     for arguments in (["--set", "group=background"], ["--reset"], ["--forget"]):
@@ -322,6 +344,10 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
     [
         (["queue", "q", "--set", "lese=60"], "lese: unknown key; did you mean 'lease'?"),
         (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
+        (["queue", "q", "--set", "expires_after=0"], "--set: expires_after: expected a number of seconds above 0"),
+        (["queue", "q", "--set", "expired=x"], "expired=x: expected a value as in marq.toml"),
+        (["send", "q", "x", "--expires-in", "soon"], "--expires-in soon: expected"),
+        (["send", "q", "x", "--expires-in", "0"], "--expires-in 0: expected a duration above 0"),
         (["delayed", ""], "a queue's name must not be empty"),
         (["delayed", "q", "--until", "tomorrow"], "until=tomorrow: expected a time with a time zone"),
         (["redrive", "q", "--rate", "0"], "rate=0"),

@@ -25,7 +25,7 @@ from marq.wire.names import (
     UNCOUNTED_HEADER,
     check_queue_name,
 )
-from marq.wire.record_headers import last_value
+from marq.wire.record_headers import last_value, not_expiring
 
 #: Headers of earlier deliveries and of their end; a redriven message starts without them.
 _DEATH_HEADERS = frozenset(
@@ -75,8 +75,11 @@ def dead_lettered_at_ms(record: DeadLetterRecord) -> int:
 
 
 def redriven(record: DeadLetterRecord, queue: str) -> Payload:
-    """Return the message as its sender wrote it, for a queue; it keeps its id and its first send time."""
-    headers = tuple((name, value) for name, value in record.headers if name not in _DEATH_HEADERS)
+    """Return the message as its sender wrote it, for a queue; it keeps its id and its first send time.
+
+    It does not expire any more: it may have been sent long ago, and an operator wants it to be delivered.
+    """
+    headers = not_expiring([header for header in record.headers if header[0] not in _DEATH_HEADERS])
     return Payload(record.timestamp, 1, queue.encode(), headers, record.value)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from marq.core.redeliver_or_dead_letter import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, due_time_ms
 from marq.core.storage.rows import State
 from marq.wire.error_texts import cut_text, cut_traceback, error_of, traceback_of
 from marq.wire.large_messages import left_out
@@ -12,6 +12,7 @@ from marq.wire.markers import Cause, Headers, Payload
 from marq.wire.names import (
     ATTEMPT_HEADER,
     DEAD_LETTERED_AT_HEADER,
+    DELIVER_AT_HEADER,
     ERROR_HEADER,
     EXPIRED_HEADER,
     FIRST_RECEIVED_HEADER,
@@ -42,6 +43,8 @@ from marq.wire.record_headers import (
 LEFT_OUT = "too large, so its value is only in its own record"
 #: How it begins if the message's record was removed before the message could be delivered again.
 GONE = "lost, because the record is gone"
+#: How it begins if the message has expired.
+MESSAGE_EXPIRED = "expired"
 
 
 class Redelivery(NamedTuple):
@@ -71,6 +74,9 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((KEY_HEADER, payload.key))
     if own_topic and ordered and payload.key:
         own.append((ORDERING_KEY_HEADER, payload.key))
+    if (due_ms := due_time_ms(fire.lease, fire.source)) is not None:
+        # From here on, the time after which the message expires counts.
+        own.append((DELIVER_AT_HEADER, b"%d" % due_ms))
     if _sent_as_delay(fire) and ordering_key(payload.headers) is not None:
         # Only its tracker knows where the DELAY is.
         own.append((SEQUENCE_HEADER, sequence_text(sequence(fire.lease.holder, fire.offset)).encode()))
@@ -80,7 +86,7 @@ def redelivery(fire: DueAction, payload: Payload, now_ms: int, *, own_topic: boo
         own.append((ERROR_HEADER, cut_text(error_of(fire.lease.text))))
     if fire.destination is Destination.DEAD_LETTERS:
         own += [
-            (REASON_HEADER, reason(fire, payload).encode()),
+            (REASON_HEADER, reason(fire, payload, now_ms).encode()),
             (ORIGIN_HEADER, record_id(fire.source.log, fire.offset).encode()),
             (DEAD_LETTERED_AT_HEADER, b"%d" % now_ms),
         ]
@@ -114,8 +120,13 @@ def _was_received(fire: DueAction) -> bool:
     return lease.state in (State.LEASED, State.RELEASED) and lease.counted and lease.since_ms > 0
 
 
-def reason(fire: DueAction, payload: Payload) -> str:
-    """Explain why a message became a dead letter."""
+def reason(fire: DueAction, payload: Payload, now_ms: int = 0) -> str:
+    """Explain why a message became a dead letter, at the log's clock ``now_ms``."""
+    if fire.expired_ms is not None:
+        late_s = max(now_ms - fire.expired_ms, 0) / 1000
+        error = error_of(fire.lease.text)
+        before = f"; before that: {cut_text(error).decode()}" if error else ""
+        return f"{MESSAGE_EXPIRED} {late_s:.1f} s before it could be delivered{before}"
     if fire.cause is Cause.TOO_LARGE:
         if note := left_out(payload):
             return f"{LEFT_OUT}: {note}"

@@ -151,6 +151,7 @@ class EventCounts:
     deduplicated: int = 0
     too_large: int = 0
     gone: int = 0
+    messages_expired: int = 0
 
 
 _COUNT_FIELDS = tuple(field.name for field in fields(EventCounts))

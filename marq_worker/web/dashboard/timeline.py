@@ -191,8 +191,10 @@ def status_after(events: Sequence[Mapping[str, Any]], missing: str = "") -> str:
     """
     if missing and not events:
         return "unknown"
-    kinds = [event["kind"] for event in events if not event["late"] and event["kind"] in _STATUSES]
-    return _STATUSES[kinds[-1]] if kinds else "waiting" if not events else "finished"
+    told = [event for event in events if not event["late"] and event["kind"] in _STATUSES]
+    if told and told[-1]["kind"] == "CANCELLED" and _CAUSES[Cause.MESSAGE_EXPIRED] in told[-1]["text"]:
+        return "expired"
+    return _STATUSES[told[-1]["kind"]] if told else "waiting" if not events else "finished"
 
 
 def last_place(events: Sequence[Mapping[str, Any]]) -> str:
@@ -235,6 +237,7 @@ _CAUSES: Mapping[int, str] = {
     Cause.DUE: "it was due",
     Cause.CANCELLED: "it was cancelled",
     Cause.WITHDRAWN: "its schedule was withdrawn",
+    Cause.MESSAGE_EXPIRED: "it had expired before it could be delivered",
 }
 _FACTS = {
     Kind.REDELIVERED: "Redelivered for attempt {attempt}, because {cause}",
@@ -303,7 +306,8 @@ def _origin(batch: Delay) -> str:
 def _acquired(batch: Acquire, index: int) -> _Told:
     due_ms = NOW if batch.dues_ms is None else batch.dues_ms[index]
     if due_ms == DUE_AT_ONCE:
-        return _Told("Left with the tracker, which delivers it as soon as its queue is not paused")
+        detail = "unless it has expired"
+        return _Told("Left with the tracker, which delivers it as soon as its queue is not paused", detail)
     if due_ms != NOW:
         return _Told(f"Delayed by its sender, due {_time(due_ms, relative=False)}")
     attempt = 1 if batch.attempts is None else batch.attempts[index]

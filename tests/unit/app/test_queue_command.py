@@ -159,6 +159,8 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "key": "default",
         "limits": "default",
         "fair": "default",
+        "expires_after": "default",
+        "expired": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]

@@ -84,6 +84,7 @@ def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> 
         "paused": False, "ordering": "none", "on_dead_letter": "continue", "start": "earliest",
         "deduplication_window": 60, "shutdown_timeout": 5, "tracebacks": False, "key": "ordering",
         "limits": {"concurrency": 5}, "fair": False,
+        "expires_after": timedelta(hours=1), "expired": "dead-letter",
     }  # fmt: skip
     assert given.keys() == HandlerOptions.__annotations__.keys() == CHECKS.keys() - {"handler"}
 
@@ -91,7 +92,7 @@ def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> 
     def post(message: object) -> None: ...
 
     [definition] = definitions_of(post)
-    plain = {"lease": 120.0, "backoff": [1.0, 5]}
+    plain = {"lease": 120.0, "backoff": [1.0, 5], "expires_after": 3600.0}
     assert definition.settings == {**given, **plain}
     assert queue_settings(definition.settings).lease_ms == 120_000
 

@@ -154,8 +154,8 @@ async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
     delay = decode(marker.value)
     assert isinstance(delay, Delay)
     assert [[name for name, _ in payload.headers] for payload in delay.payloads] == [
-        ["own", "marq-replayed-from"],
-        ["marq-replayed-from"],
+        ["own", "marq-replayed-from", "marq-expires-at"],
+        ["marq-replayed-from", "marq-expires-at"],
     ]
 
 
@@ -206,4 +206,5 @@ async def test_a_replayed_message_keeps_the_headers_by_which_its_sender_chose_it
 
     payload = replay._payload(P3, Records.of([record])[0])
 
-    assert list(payload.headers) == [*kept, ("marq-replayed-from", b"marq.messages/3/1")]
+    own = [("marq-replayed-from", b"marq.messages/3/1"), ("marq-expires-at", b"never")]
+    assert list(payload.headers) == [*kept, *own]

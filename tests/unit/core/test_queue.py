@@ -77,6 +77,8 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "key": "header:tenant",
         "limits": {"concurrency": 50, "rate": "200/s", "per_key": {"concurrency": 2, "rate": "10/min"}},
         "fair": True,
+        "expires_after": 90.5,
+        "expired": "dead-letter",
     }
 
     assert settings_document(queue_settings(check_document(said, "here"))) == said

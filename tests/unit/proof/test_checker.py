@@ -11,7 +11,7 @@ from lab.proof import checker
 from lab.proof.checker import check
 from lab.proof.history import Event, by_time, holder_name
 from marq.wire.markers import Cause, Kind
-from tests.unit.proof import test_deduplication, test_delays, test_key_order, test_once, test_purges
+from tests.unit.proof import test_deduplication, test_delays, test_expiry, test_key_order, test_once, test_purges
 from tests.unit.proof.story import (
     DEAD,
     FIRST,
@@ -207,6 +207,7 @@ ALL_BROKEN = [
     *[(test_once.redriven, case) for case in test_once.REDRIVEN_BROKEN],
     *[(test_once.spent, case) for case in test_once.SPENT_BROKEN],
     *[(test_purges.purged, case) for case in test_purges.BROKEN],
+    *[(test_expiry.clean, case) for case in test_expiry.BROKEN],
 ]
 
 

@@ -1,0 +1,87 @@
+"""Which messages a consumer leaves with the tracker, because they seem to have expired."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from marq.consumer.acquire import acquisitions
+from marq.consumer.expiry import CHECKED_MS, expired
+from marq.kafka.records import Records, Row
+from marq.leases.receiver_settings import ReceiverSettings
+from marq.settings.queue import QueueSettings
+from marq.wire.marker_codec import decode
+from marq.wire.markers import DUE_AT_ONCE, NOW, Acquire, Headers, Source
+
+SOURCE = Source("marq.messages", 0)
+NOW_MS = 1_000_000
+
+
+def records(*rows: tuple[int, Headers]) -> Records:
+    return Records.of([Row(number, time_ms, b"q", b"value", headers) for number, (time_ms, headers) in enumerate(rows)])
+
+
+def at(time_ms: int) -> tuple[str, bytes]:
+    return "marq-expires-at", b"%d" % time_ms
+
+
+class Uncounted(Records):
+    """Records that must not be looked at one by one."""
+
+    def __iter__(self) -> Iterator[Row]:
+        raise AssertionError("looked at each message")
+
+
+def test_queues_and_messages_without_expiry_cost_nothing_for_each_message() -> None:
+    plain = Uncounted([0, 1], [0, 0], [b"q"] * 2, [b"x"] * 2)
+    typed = Uncounted([0], [0], [b"q"], [b"x"], [[("marq-type", b"t")]])
+
+    assert expired(plain, QueueSettings(), NOW_MS) == ()
+    assert expired(typed, QueueSettings(), NOW_MS) == ()
+    assert expired(plain, QueueSettings(expires_after_ms=NOW_MS), NOW_MS) == [0, 1]
+
+
+def test_each_message_has_its_own_expiry() -> None:
+    rules = QueueSettings(expires_after_ms=500, delay_ms=100)
+    sent = records((NOW_MS - 600, ()), (NOW_MS - 599, ()), (NOW_MS, (at(NOW_MS),)), (NOW_MS, (at(NOW_MS + 1),)))
+
+    assert expired(sent, rules, NOW_MS) == [0, 2]
+    assert expired(records((NOW_MS - 600, ()), (NOW_MS - 599, ())), rules, NOW_MS) == [0]
+
+
+@pytest.mark.parametrize("now_ms", [None, NOW_MS])
+def test_nothing_has_expired_without_the_brokers_time_or_in_a_queue_with_ordering(now_ms: int | None) -> None:
+    sent = records((0, (at(1),)))
+
+    assert not expired(sent, QueueSettings(ordering="key", expires_after_ms=1), now_ms)
+    assert bool(expired(sent, QueueSettings(), now_ms)) is (now_ms is not None)
+
+
+@pytest.mark.parametrize(("age_ms", "left"), [(CHECKED_MS - 1, []), (CHECKED_MS, [0])])
+def test_a_redelivery_counts_as_checked_for_a_while(age_ms: int, left: list[int]) -> None:
+    sent = records((NOW_MS - age_ms, (at(1), ("marq-attempt", b"2"))))
+
+    assert list(expired(sent, QueueSettings(), NOW_MS)) == left
+
+
+def test_an_acquire_has_a_due_time_for_those_that_seem_to_have_expired() -> None:
+    sent = records((0, (at(NOW_MS),)), (0, (at(NOW_MS + 1),)), (0, (at(1), ("marq-deliver-at", b"9000000"))))
+    settings = ReceiverSettings(10, 2, 1_000_000)
+
+    [taken] = acquisitions(("q", SOURCE), 7, sent, 0, settings, own_topic=False, now_ms=NOW_MS)
+
+    assert taken.dues_ms == [DUE_AT_ONCE, NOW, 9_000_000]
+    assert taken.messages.offsets == (1,)
+
+
+def test_the_header_does_not_bring_the_payload_into_the_acquire() -> None:
+    sent = records((0, (at(NOW_MS + 1),)), (0, ()))
+    settings = ReceiverSettings(10, 2, 1_000_000)
+
+    [taken] = acquisitions(("q", SOURCE), 7, sent, 0, settings, own_topic=False, now_ms=NOW_MS)
+    [marker] = taken.records()
+
+    batch = decode(marker.value)
+    assert isinstance(batch, Acquire)
+    assert [payload.left for payload in batch.payloads] == [True, True]
