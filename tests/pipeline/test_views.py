@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from marq.dead_letters.error_kinds import error_kind
 from marq.wire.names import ERROR_HEADER
-from pipeline import cli
 from pipeline.lifecycle_runs import TABLE
 from pipeline.statistics import EVENTS
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
@@ -45,11 +44,9 @@ def opened(data: Path | str) -> duckdb.DuckDBPyConnection:
 
 
 @pytest.fixture(scope="module")
-def views(spark: SparkSession, stories: Directory) -> Iterator[duckdb.DuckDBPyConnection]:
-    """The stories after an audit and `stats --window 1m`."""
-    for words, code in ((("audit",), 1), (("stats", "--window", "1m"), 0)):
-        assert cli.run([*words, "--data", str(stories.path)]) == code
-    with opened(stories.path) as connection:
+def views(audited: Directory) -> Iterator[duckdb.DuckDBPyConnection]:
+    """The views of the stories."""
+    with opened(audited.path) as connection:
         yield connection
 
 
@@ -80,9 +77,9 @@ def test_the_script_makes_the_views_that_it_lists(views: duckdb.DuckDBPyConnecti
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_table_has_the_rows_that_spark_reads(
-    views: duckdb.DuckDBPyConnection, stories: Directory, table: str
+    views: duckdb.DuckDBPyConnection, audited: Directory, table: str
 ) -> None:
-    lake = stories.lake
+    lake = audited.lake
     schemas = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
     expected = lake.table(table, schemas[table], 0) if table in schemas else lake.read(table)
 
@@ -214,16 +211,15 @@ def test_missing_tables_have_the_same_columns(
             assert types(connection, table) == types(views, table)
 
 
-def test_only_committed_files_count(spark: SparkSession, tmp_path: Path, stories: Directory) -> None:
+def test_only_committed_files_count(audited: Directory) -> None:
     """A batch without a commit, and a directory that the last lifecycle replaced, are no part of the tables."""
-    lake = stories.lake
-    assert cli.run(["lifecycle", "--data", str(stories.path)]) == 0
+    lake = audited.lake
     source = lake.table("markers", MARKERS, 0)
     copies = [f"{lake.path}/markers/batch=000000001", f"{lake.path}/lifecycle/side=closed/batch=000000009"]
     for copy, frame in zip(copies, (source, lake.read(TABLE)), strict=True):
         frame.write.parquet(copy)
     try:
-        with opened(f"{stories.path}/") as connection:
+        with opened(f"{audited.path}/") as connection:
             found = rows(connection, "SELECT (SELECT count(*) FROM markers), (SELECT count(*) FROM lifecycle)")
     finally:
         for copy in copies:
