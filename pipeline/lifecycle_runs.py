@@ -24,7 +24,7 @@ from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
-from pipeline.lake import Commit, Lake
+from pipeline.lake import Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
 from pipeline.record_parts import (
     HAS_ID,
@@ -92,6 +92,8 @@ class Run:
     def take(self) -> dict[str, int]:
         """Update the table to the last round of ``ingest``; return the number of messages."""
         with self._lake.alone(TABLE):
+            if self._lake.finish():
+                self._say("finished a job maintain that was interrupted")
             return self._take()
 
     def _take(self) -> dict[str, int]:
@@ -280,7 +282,7 @@ class Run:
     def _publish(self, part: str, replaced: Mapping[str, str], progress: Commit) -> dict[str, int]:
         staged = {_CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
         staged |= {f"{TABLE}/side={name}": name for name in replaced.values()}
-        at = {table: f"{table}/batch={self._number:09}" for table in staged}
+        at = {table: batch_place(table, self._number) for table in staged}
         closed = [place for place in self._before["closed"] if place not in replaced]
         closed += [at[f"{TABLE}/side={name}"] for name in replaced.values()]
         here = {table: self._lake.staged(TABLE, self._number, place) for table, place in staged.items()}
@@ -306,6 +308,33 @@ class Run:
 
     def _rows(self) -> dict[str, int]:
         return {"messages": self._lake.read(TABLE).count()}
+
+
+def last_run(lake: Lake) -> Commit:
+    """Return the commit of the last run; raises PipelineError if there is none, or if an earlier release wrote it."""
+    commit = lake.last_commit(TABLE)
+    if commit is None or (commit.get("schema"), commit.get("basis")) != (_SCHEMA, _BASIS):
+        reason = "has no table 'lifecycle' yet" if commit is None else "has a table 'lifecycle' of an earlier release"
+        raise PipelineError(f"{lake.path} {reason}: run `python -m pipeline lifecycle` first")
+    return commit
+
+
+def rewrite_closed(lake: Lake, former: Commit, replaced: Sequence[tuple[Sequence[str], str | None]]) -> None:
+    """Commit a table with other directories of closed messages.
+
+    ``replaced`` has directories and the staged directory that takes their place; None if no row is left. The last run
+    wrote ``former``, and this commit follows it.
+    """
+    number = former["batch"] + 1
+    staged = {f"{TABLE}/side={name}": name for _, name in replaced if name is not None}
+    gone = {place for places, _ in replaced for place in places}
+    closed = [place for place in former["closed"] if place not in gone]
+    closed += [batch_place(table, number) for table in staged]
+    places = [*closed, *([former["open"]] if former["open"] else [])]
+    kept = {name: value for name, value in former.items() if name not in ("batch", "tables")}
+    lake.publish(TABLE, number, staged, {**kept, "closed": closed, "places": places, "garbage": sorted(gone)})
+    for place in former["garbage"]:
+        lake.delete(place)
 
 
 def _told(

@@ -41,6 +41,18 @@ SELECT CASE
 END AS checked
 FROM read_text(getvariable('data') || '/about.json');
 
+-- The last commit of maintain is open until its files are in their places.
+SET VARIABLE last_exchange = (
+    SELECT coalesce(max(file), getvariable('data') || '/about.json')
+    FROM glob(getvariable('data') || '/_commits/maintain/*.json')
+);
+
+SELECT CASE
+    WHEN (content::JSON ->> 'open')::BOOLEAN
+        THEN error('maintain exchanges files, or was interrupted: run `python -m pipeline maintain` again')
+END AS checked
+FROM read_text(getvariable('last_exchange'));
+
 -- The number of a batch or a commit.
 CREATE OR REPLACE MACRO batch_number(file) AS
     coalesce(

@@ -1,0 +1,227 @@
+"""Merges small files of tables whose rows the lifecycle has processed.
+
+Each batch of ``ingest``, and each run of ``lifecycle``, leaves at least one file for each date. A merge replaces
+neighbouring batches by one with their rows. It has the number of the last of them, so readers that know batches by
+their numbers read the same rows as before: the next run of ``lifecycle`` reads only later batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.errors import PipelineError
+from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
+from pipeline.lifecycle import LIFECYCLE
+from pipeline.lifecycle_runs import TABLE, last_run, rewrite_closed
+
+#: Tables with batches, and the columns by which their rows are dated and ordered, as ``ingest`` does.
+_ORDER = {
+    "markers": ("logged_at", "log_partition", "log_offset", "index"),
+    "messages": ("sent_at", "topic", "partition", "offset"),
+    "dead_letters": ("sent_at", "topic", "partition", "offset"),
+}
+#: Columns that Spark makes of the names of directories.
+_FOLDERS = ("side", "batch", "date")
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A directory of a table: a batch, or one of closed messages."""
+
+    place: str
+    files: int
+    bytes: int
+    dates: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Merge:
+    """Directories of a table that become one."""
+
+    table: str
+    batches: tuple[Batch, ...]
+
+    @property
+    def places(self) -> list[str]:
+        return [batch.place for batch in self.batches]
+
+    @property
+    def bytes(self) -> int:
+        return sum(batch.bytes for batch in self.batches)
+
+
+@dataclass
+class Usage:
+    """Files and bytes of a table before and after a run; those after a dry run are None."""
+
+    directories: int = 0
+    files: int = 0
+    bytes: int = 0
+    files_after: int | None = None
+    bytes_after: int | None = None
+
+
+@dataclass
+class Result:
+    """What a run did, or would do, for each table."""
+
+    usage: dict[str, Usage] = field(default_factory=dict)
+
+
+def merges(table: str, batches: Sequence[Batch], target_bytes: int) -> list[Merge]:
+    """Return which neighbouring batches to merge, so that the bytes of each merge are at most the target."""
+    groups: list[list[Batch]] = [[]]
+    for batch in batches:
+        if sum(one.bytes for one in groups[-1]) + batch.bytes > target_bytes:
+            groups.append([])
+        groups[-1].append(batch)
+    return [Merge(table, tuple(group)) for group in groups if _is_worthwhile(group, target_bytes)]
+
+
+def _is_worthwhile(group: Sequence[Batch], target_bytes: int) -> bool:
+    if len(group) != 1:
+        return len(group) > 1
+    [batch] = group
+    return batch.bytes <= target_bytes and batch.files > max(1, len(batch.dates))
+
+
+class Maintenance:
+    """A run of ``maintain``; ``say`` is called with each step."""
+
+    def __init__(
+        self, spark: SparkSession, lake: Lake, target_bytes: int, say: Callable[[str], None] = lambda _: None
+    ) -> None:
+        if not lake.path.startswith("file:"):
+            raise PipelineError(
+                f"{lake.path}: maintain needs a data directory on this machine or on a mounted file system, because it"
+                " locks the directory and renames its parts atomically"
+            )
+        self._spark = spark
+        self._lake = lake
+        self._target_bytes = target_bytes
+        self._say = say
+
+    def run(self, *, dry_run: bool = False) -> Result:
+        """Merge what is worthwhile, or only return it.
+
+        Raises:
+            PipelineError: there is no lifecycle yet, or another ``maintain`` or ``lifecycle`` is running.
+        """
+        if dry_run:
+            return _result(self._plan(last_run(self._lake)))
+        # The lock of the lifecycle, which reads the same batches.
+        with self._lake.alone(MAINTAIN), self._lake.alone(TABLE):
+            if self._lake.finish():
+                self._say("finished a run that was interrupted")
+            self._clean()
+            plan = self._plan(last_run(self._lake))
+            result = _result(plan)
+            self._merge_batches([merge for merge in plan if merge.table != TABLE], result)
+            self._merge_closed([merge for merge in plan if merge.table == TABLE], result)
+        return result
+
+    def _clean(self) -> None:
+        """Delete what an interrupted run left: staged files, and directories of closed messages without a commit."""
+        for stream in (MAINTAIN, TABLE):
+            self._lake.clean(stream)
+        commit = last_run(self._lake)
+        used = {*commit["places"], *commit["garbage"]}
+        for side in self._lake.names(TABLE):
+            for batch in self._lake.names(f"{TABLE}/{side}"):
+                if f"{TABLE}/{side}/{batch}" not in used:
+                    self._lake.delete(f"{TABLE}/{side}/{batch}")
+
+    def _plan(self, run: Commit) -> list[Merge]:
+        plan = []
+        for table in _ORDER:
+            numbers = self._lake.batches(table, run["last"][table])
+            plan += merges(table, [self._batch(batch_place(table, number)) for number in numbers], self._target_bytes)
+        return plan + merges(TABLE, [self._batch(place) for place in run["closed"]], self._target_bytes)
+
+    def _batch(self, place: str) -> Batch:
+        files, bytes_ = self._lake.usage(place)
+        dates = frozenset(name for name in self._lake.names(place) if name.startswith("date="))
+        return Batch(place, files, bytes_, dates)
+
+    def _merge_batches(self, plan: Sequence[Merge], result: Result) -> None:
+        if not plan:
+            return
+        before = self._lake.last_commit(MAINTAIN)
+        number = 0 if before is None else before["batch"] + 1
+        stage = self._lake.stage(MAINTAIN, number)
+        swaps = [self._staged(merge, stage) for merge in plan]
+        self._say("exchanging the files")
+        self._lake.exchange(number, swaps, {})
+        for swap in swaps:
+            if swap["target"] is not None:
+                self._measure(swap["table"], batch_place(swap["table"], swap["target"]), result)
+
+    def _staged(self, merge: Merge, stage: str) -> Commit:
+        self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
+        numbers = [int(place.rpartition("batch=")[2]) for place in merge.places]
+        # A batch of aborted records has no files.
+        paths = [f"{self._lake.path}/{batch.place}" for batch in merge.batches if batch.files]
+        left = 0
+        if paths:
+            at, *order = _ORDER[merge.table]
+            # The files of one table may lack columns that others have, such as those of ingest's --payload.
+            reader = self._spark.read.option("mergeSchema", "true")
+            rows = reader.option("basePath", f"{self._lake.path}/{merge.table}").parquet(*paths)
+            left = self._write(rows, at, order, merge, f"{stage}/{batch_place(merge.table, numbers[-1])}")
+        return {"table": merge.table, "sources": numbers, "target": numbers[-1] if left else None}
+
+    def _merge_closed(self, plan: Sequence[Merge], result: Result) -> None:
+        if not plan:
+            return
+        former = last_run(self._lake)
+        number = former["batch"] + 1
+        stage = self._lake.stage(TABLE, number)
+        replaced: list[tuple[list[str], str | None]] = []
+        for index, merge in enumerate(plan):
+            self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
+            rows = self._lake.files(LIFECYCLE, merge.places)
+            name = f"merged-{index}"
+            left = self._write(rows, "sent_at", ["queue", "id"], merge, f"{stage}/{name}")
+            replaced.append((merge.places, name if left else None))
+        rewrite_closed(self._lake, former, replaced)
+        for name in (name for _, name in replaced if name is not None):
+            self._measure(TABLE, batch_place(f"{TABLE}/side={name}", number), result)
+
+    def _write(self, rows: DataFrame, at: str, order: Sequence[str], merge: Merge, path: str) -> int:
+        """Write the rows of a merge, one file for each date, and return their number.
+
+        Raises:
+            PipelineError: not all rows were written.
+        """
+        count = rows.count()
+        if not count:
+            return 0
+        dated = rows.drop(*_FOLDERS).withColumn("date", F.to_date(at))
+        dated.repartition(1).sortWithinPartitions("date", *order).write.partitionBy("date").parquet(path)
+        written = int(self._spark.read.parquet(path).count())
+        if written != count:
+            raise PipelineError(
+                f"{merge.table}: {written:,} of {count:,} rows were written, so nothing was changed: do other programs"
+                f" write to {self._lake.path}?"
+            )
+        return written
+
+    def _measure(self, table: str, place: str, result: Result) -> None:
+        files, bytes_ = self._lake.usage(place)
+        usage = result.usage[table]
+        usage.files_after = (usage.files_after or 0) + files
+        usage.bytes_after = (usage.bytes_after or 0) + bytes_
+
+
+def _result(plan: Sequence[Merge]) -> Result:
+    result = Result({table: Usage() for table in (*_ORDER, TABLE)})
+    for merge in plan:
+        usage = result.usage[merge.table]
+        usage.directories += len(merge.batches)
+        usage.files += sum(batch.files for batch in merge.batches)
+        usage.bytes += merge.bytes
+    return result

@@ -1,0 +1,370 @@
+"""Merging small files: the rows of the tables stay the same, at every step."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline import lake as lake_module
+from pipeline.audit import judged, verdict
+from pipeline.errors import PipelineError
+from pipeline.lake import MAINTAIN, Lake
+from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.maintenance import Batch, Maintenance, merges
+from tests.pipeline.conftest import Command
+from tests.pipeline.directory import DAYS, SCHEMAS, Directory, Tables
+from tests.pipeline.processes import LIMIT_SECONDS, ROOT, killed
+from tests.pipeline.worlds import Worlds
+
+pytestmark = pytest.mark.timeout(900)
+SEEDS = (4,)
+ROUNDS = 3
+TARGET = 1 << 27
+Rows = dict[str, Any]
+
+
+def rounds(tables: Tables, count: int) -> Iterator[Tables]:
+    """Split tables by time, as a running ``ingest`` reads them."""
+    times = sorted(tables.markers["logged_at"].to_pylist())
+    limits = [times[len(times) * number // count] for number in range(1, count)]
+    bounds = [None, *limits, None]
+    for begin, end in itertools.pairwise(bounds):
+        parts = {}
+        for name, column in DAYS.items():
+            table: pa.Table = getattr(tables, name)
+            if begin is not None:
+                table = table.filter(pc.greater_equal(table[column], begin))
+            if end is not None:
+                table = table.filter(pc.less(table[column], end))
+            parts[name] = table
+        yield Tables(**parts)
+
+
+@pytest.fixture(scope="module")
+def grown(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
+    """A directory after several rounds, each with a run of the lifecycle; one more round is still to be processed."""
+    worlds = Worlds()
+    for seed in SEEDS:
+        worlds.add(seed)
+    directory = Directory(
+        spark,
+        tmp_path_factory.mktemp("grown"),
+        first=worlds.first,
+        begins=worlds.begins,
+        without_dead_letters=sorted(worlds.without_dead_letters),
+        subscriptions=worlds.subscriptions,
+        dated=True,
+    )
+    *earlier, last = rounds(worlds.tables(spark), ROUNDS + 1)
+    for tables in earlier:
+        directory.bring(tables)
+        Run(spark, directory.lake).take()
+    directory.bring(last)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def expected(spark: SparkSession, grown: Directory) -> Rows:
+    return contents(Lake(spark, str(grown.path)))
+
+
+@pytest.fixture
+def lake(spark: SparkSession, grown: Directory, tmp_path: Path) -> Lake:
+    """A copy of it."""
+    shutil.copytree(grown.path, tmp_path / "copy")
+    return Lake(spark, str(tmp_path / "copy"))
+
+
+def folder(lake: Lake) -> Path:
+    return Path(lake.path.removeprefix("file:"))
+
+
+def contents(lake: Lake) -> Rows:
+    """Return the rows of each table, by the commits; without the columns of directories."""
+    round_ = lake.last_commit("rounds")
+    assert round_ is not None
+    frames = {name: lake.table(name, schema, round_["last"][name]) for name, schema in SCHEMAS.items()}
+    frames[TABLE] = lake.read(TABLE)
+    return {name: sorted(map(repr, frame.drop("side", "batch", "date").collect())) for name, frame in frames.items()}
+
+
+def listed(lake: Lake) -> dict[str, int]:
+    """Return the rows of readers that only list the directories."""
+    return {name: pyarrow.dataset.dataset(folder(lake) / name, partitioning="hive").count_rows() for name in SCHEMAS}
+
+
+def files(lake: Lake) -> dict[str, int]:
+    """Return all files with their sizes, except locks and Hadoop's checksums."""
+    here = folder(lake)
+    found = {str(path.relative_to(here)): path.stat().st_size for path in here.rglob("*") if path.is_file()}
+    return {name: size for name, size in found.items() if "_locks" not in name and not name.endswith(".crc")}
+
+
+def maintain(spark: SparkSession, lake: Lake) -> None:
+    Maintenance(spark, lake, TARGET).run()
+
+
+def of_views(lake: Lake) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect()
+    connection.execute("SET VARIABLE data = $data", {"data": str(folder(lake))})
+    return connection.execute((ROOT / "pipeline" / "views.sql").read_text())
+
+
+def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, command: Command) -> None:
+    before = listed(lake)
+    parquet = [name for name in files(lake) if name.endswith(".parquet")]
+
+    done = command(f"maintain --data {lake.path}")
+
+    assert done.code == 0
+    head, markers, *_, last = done.out.splitlines()
+    assert head.split("  ")[-1] == "bytes after"
+    assert markers.split()[:3] == ["markers", str(ROUNDS), str(ROUNDS)]
+    assert markers.split()[-3] == "1"
+    assert last.startswith("done in ")
+    assert contents(lake) == expected
+    assert listed(lake) == before
+    # The last round is not processed yet.
+    assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
+    assert len(lake.last_commit(TABLE)["closed"]) == 1  # type: ignore[index]
+    assert len([name for name in files(lake) if name.endswith(".parquet")]) < len(parquet)
+    again = command(f"maintain --json --data {lake.path}").json["tables"]
+    assert {name: usage["directories"] for name, usage in again.items()} == dict.fromkeys([*SCHEMAS, TABLE], 0)
+
+
+def test_later_runs_of_the_lifecycle_find_what_they_find_without_it(
+    spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
+) -> None:
+    shutil.copytree(grown.path, tmp_path / "undisturbed")
+    undisturbed = Lake(spark, str(tmp_path / "undisturbed"))
+    Run(spark, undisturbed).take()
+
+    maintain(spark, lake)
+    Run(spark, lake).take()
+
+    assert contents(lake) == contents(undisturbed)
+    found = verdict(judged(lake.read(TABLE)), drained=True)
+    assert found["right"]
+    assert found["sent"] > 10
+    # Directories that were replaced last are kept for readers of the former commit, until the next run.
+    commit = lake.last_commit(TABLE)
+    assert commit is not None
+    merged = [place for place in commit["places"] if "merged" in place]
+    assert all(lake.exists(place) for place in merged)
+    from_scratch = tmp_path / "from-scratch"
+    shutil.copytree(folder(lake), from_scratch, ignore=shutil.ignore_patterns(TABLE))
+    again = Lake(spark, str(from_scratch))
+    Run(spark, again).take()
+    assert contents(again) == contents(lake)
+
+
+def test_a_dry_run_shows_files_and_bytes_and_changes_nothing(lake: Lake, command: Command) -> None:
+    before = files(lake)
+
+    done = command(f"maintain --dry-run --json --data {lake.path}")
+    text = command(f"maintain --dry-run --data {lake.path}")
+
+    markers = done.json["tables"]["markers"]
+    sizes = [
+        size
+        for name, size in before.items()
+        if name.startswith("markers/") and not name.startswith(f"markers/batch={ROUNDS:09}")
+    ]
+    assert markers == {
+        "directories": ROUNDS, "files": ROUNDS, "bytes": sum(sizes), "files_after": None, "bytes_after": None,
+    }  # fmt: skip
+    assert text.out.splitlines()[-1] == "dry run: nothing was changed"
+    assert files(lake) == before
+
+
+class KilledError(BaseException):
+    """Stands for SIGKILL: no handler of the code under test catches it."""
+
+
+#: Every change of a file system goes through one of these.
+CHANGES = ("delete", "rename", "_rename")
+
+
+def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
+    """Let a job die before its change with this number; return a function that counts the changes."""
+    count = 0
+
+    def patched(change: Callable[..., None]) -> Callable[..., None]:
+        def run(self: Lake, *arguments: Any) -> None:
+            nonlocal count
+            if count == step:
+                raise KilledError
+            count += 1
+            change(self, *arguments)
+
+        return run
+
+    for name in CHANGES:
+        monkeypatch.setattr(lake_module.Lake, name, patched(getattr(Lake, name)))
+    return lambda: count
+
+
+@pytest.mark.verify
+def test_whenever_it_is_killed_each_record_counts_once(
+    spark: SparkSession, grown: Directory, expected: Rows, tmp_path: Path
+) -> None:
+    """Each job that reads the tables then sees each row once, and a second run ends as the first would have."""
+    kills = 0
+    open_exchanges = 0
+    for step in range(1_000):
+        path = tmp_path / str(step)
+        shutil.copytree(grown.path, path)
+        lake = Lake(spark, str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            kill_before(patch, step)
+            try:
+                maintain(spark, lake)
+            except KilledError:
+                kills += 1
+            else:
+                break
+        commit = lake.last_commit(MAINTAIN)
+        if commit is not None and commit["open"]:
+            open_exchanges += 1
+            with pytest.raises(duckdb.InvalidInputException, match="run `python -m pipeline maintain` again"):
+                of_views(lake)
+            assert lake.finish()
+        else:
+            with of_views(lake) as views:
+                found = views.execute("SELECT (SELECT count(*) FROM markers), (SELECT count(*) FROM lifecycle)")
+                assert found.fetchall() == [(len(expected["markers"]), len(expected[TABLE]))]
+        assert contents(lake) == expected, step
+        assert listed(lake) == {name: len(expected[name]) for name in SCHEMAS}
+        maintain(spark, lake)
+        assert contents(lake) == expected, step
+        assert lake.names("_staging") == []
+        assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
+        assert len(lake.last_commit(TABLE)["closed"]) == 1  # type: ignore[index]
+        shutil.rmtree(path)
+
+    assert kills > 20
+    assert open_exchanges > 5
+
+
+#: While batches are staged; at the commit of the exchange; while directories of closed messages are staged.
+MOMENTS = ("_staging/maintain-*/markers", "_commits/maintain/*.json", "_staging/lifecycle-*")
+
+
+@pytest.mark.verify
+def test_after_sigkills_of_the_process_a_rerun_gives_what_an_undisturbed_one_gives(
+    spark: SparkSession, lake: Lake, expected: Rows, tmp_path: Path
+) -> None:
+    for moment in MOMENTS:
+        with killed(f"maintain --data {lake.path}", {}, tmp_path) as process:
+            limit = time.monotonic() + LIMIT_SECONDS
+            while not any(folder(lake).glob(moment)):
+                assert process.poll() is None, "it ended before it was killed"
+                assert time.monotonic() < limit
+                time.sleep(0.002)
+        lake.finish()
+        assert contents(lake) == expected, moment
+
+    maintain(spark, lake)
+
+    assert contents(lake) == expected
+    assert listed(lake) == {name: len(expected[name]) for name in SCHEMAS}
+    assert lake.names("_staging") == []
+    assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
+
+
+def test_a_lifecycle_after_a_kill_finishes_the_exchange_first(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def die(self: Lake, source: str, target: str) -> None:
+            raise KilledError
+
+        patch.setattr(Lake, "rename", die)
+        with pytest.raises(KilledError):
+            maintain(spark, lake)
+    with pytest.raises(duckdb.InvalidInputException, match="run `python -m pipeline maintain` again"):
+        of_views(lake)
+    said: list[str] = []
+
+    Run(spark, lake, said.append).take()
+
+    assert said[0] == "finished a job maintain that was interrupted"
+    assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
+
+
+def batch(number: int, size: int, file_count: int = 1, dates: int = 1) -> Batch:
+    names = frozenset(f"date={date}" for date in range(dates))
+    return Batch(f"markers/batch={number:09}", file_count, size, names)
+
+
+@pytest.mark.parametrize(
+    ("batches", "merged"),
+    [
+        ([], []),
+        ([batch(0, 50)], []),
+        ([batch(0, 50), batch(1, 50)], [[0, 1]]),
+        ([batch(0, 50), batch(1, 51), batch(2, 10)], [[1, 2]]),
+        ([batch(0, 500), batch(1, 1), batch(2, 1), batch(3, 500)], [[1, 2]]),
+        ([batch(0, 50, file_count=8)], [[0]]),
+        ([batch(0, 50, file_count=2, dates=2)], []),
+        ([batch(0, 500, file_count=8)], []),
+    ],
+)
+def test_neighbours_are_merged_up_to_a_size(batches: list[Batch], merged: list[list[int]]) -> None:
+    found = merges("markers", batches, target_bytes=100)
+
+    assert [[int(place[-9:]) for place in merge.places] for merge in found] == merged
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("--target much", "--target 'much': expected bytes, as in 200 or 4KiB"),
+        ("--target 0", "--target 0: expected at least 1 byte"),
+        ("", "has no table 'lifecycle' yet: run `python -m pipeline lifecycle` first"),
+    ],
+)
+def test_what_it_cannot_do_is_one_sentence(command: Command, words: str, sentence: str, data: Path) -> None:
+    assert sentence in command(f"maintain {words} --data {data}").refusal
+
+
+def test_another_file_system_is_refused(spark: SparkSession) -> None:
+    elsewhere: Any = type("Elsewhere", (), {"path": "hdfs://two"})()
+
+    with pytest.raises(PipelineError, match="needs a data directory on this machine or on a mounted file system"):
+        Maintenance(spark, elsewhere, TARGET)
+
+
+def test_it_does_not_run_next_to_a_lifecycle(spark: SparkSession, lake: Lake) -> None:
+    with lake.alone(TABLE), pytest.raises(PipelineError, match="another lifecycle is running"):
+        maintain(spark, lake)
+
+
+def test_columns_of_only_some_batches_are_kept(spark: SparkSession, lake: Lake) -> None:
+    """`ingest --payload` adds columns."""
+    table = f"{lake.path}/messages/batch=000000001"
+    rows = spark.read.parquet(table).selectExpr("*", "CAST('v' AS BINARY) AS value").cache()
+    count = rows.count()
+    rows.write.partitionBy("date").parquet(f"{table}-new")
+    lake.delete("messages/batch=000000001")
+    lake.rename("messages/batch=000000001-new", "messages/batch=000000001")
+
+    maintain(spark, lake)
+
+    found = pyarrow.dataset.dataset(
+        folder(lake) / "messages" / f"batch={ROUNDS - 1:09}", partitioning="hive"
+    ).to_table()
+    assert found["value"].to_pylist().count(b"v") == count > 0
+    assert len(found) > count
