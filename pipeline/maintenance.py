@@ -1,22 +1,29 @@
-"""Merges small files of tables whose rows the lifecycle has processed.
+"""Merges small files of tables whose rows the lifecycle has processed, and removes old history.
 
 Each batch of ``ingest``, and each run of ``lifecycle``, leaves at least one file for each date. A merge replaces
 neighbouring batches by one with their rows. It has the number of the last of them, so readers that know batches by
 their numbers read the same rows as before: the next run of ``lifecycle`` reads only later batches.
+
+The history of old messages (:mod:`pipeline.removal`) is removed by the same exchange of batches, and then from the
+lifecycle. If a run dies in between, the next one finds the messages in the lifecycle again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.errors import PipelineError
+from pipeline.ingest import ROUNDS
 from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE
-from pipeline.lifecycle_runs import TABLE, last_run, rewrite_closed
+from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, last_run, rewrite_closed
+from pipeline.removal import Removal
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
 #: Tables with batches, and the columns by which their rows are dated and ordered, as ``ingest`` does.
 _ORDER = {
@@ -24,6 +31,7 @@ _ORDER = {
     "messages": ("sent_at", "topic", "partition", "offset"),
     "dead_letters": ("sent_at", "topic", "partition", "offset"),
 }
+_SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: Columns that Spark makes of the names of directories.
 _FOLDERS = ("side", "batch", "date")
 
@@ -61,6 +69,7 @@ class Usage:
     directories: int = 0
     files: int = 0
     bytes: int = 0
+    rows_removed: int = 0
     files_after: int | None = None
     bytes_after: int | None = None
 
@@ -70,21 +79,27 @@ class Result:
     """What a run did, or would do, for each table."""
 
     usage: dict[str, Usage] = field(default_factory=dict)
+    messages_removed: int = 0
 
 
-def merges(table: str, batches: Sequence[Batch], target_bytes: int) -> list[Merge]:
-    """Return which neighbouring batches to merge, so that the bytes of each merge are at most the target."""
+def merges(
+    table: str, batches: Sequence[Batch], target_bytes: int, changed: Collection[str] = frozenset()
+) -> list[Merge]:
+    """Return which neighbouring batches to merge, so that the bytes of each merge are at most the target.
+
+    ``changed`` are the places of batches that lose rows, so that they are written again in any case.
+    """
     groups: list[list[Batch]] = [[]]
     for batch in batches:
         if sum(one.bytes for one in groups[-1]) + batch.bytes > target_bytes:
             groups.append([])
         groups[-1].append(batch)
-    return [Merge(table, tuple(group)) for group in groups if _is_worthwhile(group, target_bytes)]
+    return [Merge(table, tuple(group)) for group in groups if _is_worthwhile(group, target_bytes, changed)]
 
 
-def _is_worthwhile(group: Sequence[Batch], target_bytes: int) -> bool:
-    if len(group) != 1:
-        return len(group) > 1
+def _is_worthwhile(group: Sequence[Batch], target_bytes: int, changed: Collection[str]) -> bool:
+    if len(group) != 1 or group[0].place in changed:
+        return len(group) > 0
     [batch] = group
     return batch.bytes <= target_bytes and batch.files > max(1, len(batch.dates))
 
@@ -105,24 +120,58 @@ class Maintenance:
         self._target_bytes = target_bytes
         self._say = say
 
-    def run(self, *, dry_run: bool = False) -> Result:
-        """Merge what is worthwhile, or only return it.
+    def run(self, *, older_ms: int | None = None, now_ms: int = 0, dry_run: bool = False) -> Result:
+        """Merge what is worthwhile, and remove the history of messages that ended this long ago; or only return it.
 
         Raises:
-            PipelineError: there is no lifecycle yet, or another ``maintain`` or ``lifecycle`` is running.
+            PipelineError: there is no lifecycle yet, or another ``maintain`` or ``lifecycle`` is running, or the age is
+                not longer than a deduplication window.
         """
         if dry_run:
-            return _result(self._plan(last_run(self._lake)))
+            return self._planned(older_ms, now_ms)[1]
         # The lock of the lifecycle, which reads the same batches.
         with self._lake.alone(MAINTAIN), self._lake.alone(TABLE):
             if self._lake.finish():
                 self._say("finished a run that was interrupted")
             self._clean()
-            plan = self._plan(last_run(self._lake))
-            result = _result(plan)
-            self._merge_batches([merge for merge in plan if merge.table != TABLE], result)
-            self._merge_closed([merge for merge in plan if merge.table == TABLE], result)
+            plan, result, removal = self._planned(older_ms, now_ms)
+            self._merge_batches([merge for merge in plan if merge.table != TABLE], result, removal)
+            self._merge_closed([merge for merge in plan if merge.table == TABLE], result, removal)
         return result
+
+    def _planned(self, older_ms: int | None, now_ms: int) -> tuple[list[Merge], Result, Removal | None]:
+        run = last_run(self._lake)
+        removal = None
+        if older_ms is not None:
+            self._say("choosing the messages to remove")
+            round_ = self._lake.last_commit(ROUNDS)
+            assert round_ is not None, "the lifecycle has processed a round"
+            before_ms = now_ms - older_ms
+            removal = Removal(self._spark, self._lake, run, round_, older_ms=older_ms, before_ms=before_ms)
+        result = Result({table: Usage() for table in (*_ORDER, TABLE)})
+        plan: list[Merge] = []
+        for table, schema in _SCHEMAS.items():
+            last = run["last"][table]
+            changed: dict[str, int] = {}
+            if removal is not None:
+                rows = removal.changed_batches(table, self._lake.table(table, schema, last))
+                changed = {batch_place(table, number): count for number, count in rows.items()}
+            places = [batch_place(table, number) for number in self._lake.batches(table, last)]
+            plan += self._merges(table, places, changed, result)
+        changed = {} if removal is None else removal.changed()
+        plan += self._merges(TABLE, run["closed"], changed, result)
+        result.messages_removed = 0 if removal is None else removal.count()
+        return plan, result, removal
+
+    def _merges(self, table: str, places: Sequence[str], changed: Mapping[str, int], result: Result) -> list[Merge]:
+        found = merges(table, [self._batch(place) for place in places], self._target_bytes, changed)
+        result.usage[table] = Usage(
+            directories=sum(len(merge.batches) for merge in found),
+            files=sum(batch.files for merge in found for batch in merge.batches),
+            bytes=sum(merge.bytes for merge in found),
+            rows_removed=sum(changed.values()),
+        )
+        return found
 
     def _clean(self) -> None:
         """Delete what an interrupted run left: staged files, and directories of closed messages without a commit."""
@@ -135,32 +184,27 @@ class Maintenance:
                 if f"{TABLE}/{side}/{batch}" not in used:
                     self._lake.delete(f"{TABLE}/{side}/{batch}")
 
-    def _plan(self, run: Commit) -> list[Merge]:
-        plan = []
-        for table in _ORDER:
-            numbers = self._lake.batches(table, run["last"][table])
-            plan += merges(table, [self._batch(batch_place(table, number)) for number in numbers], self._target_bytes)
-        return plan + merges(TABLE, [self._batch(place) for place in run["closed"]], self._target_bytes)
-
     def _batch(self, place: str) -> Batch:
         files, bytes_ = self._lake.usage(place)
         dates = frozenset(name for name in self._lake.names(place) if name.startswith("date="))
         return Batch(place, files, bytes_, dates)
 
-    def _merge_batches(self, plan: Sequence[Merge], result: Result) -> None:
+    def _merge_batches(self, plan: Sequence[Merge], result: Result, removal: Removal | None) -> None:
         if not plan:
             return
         before = self._lake.last_commit(MAINTAIN)
         number = 0 if before is None else before["batch"] + 1
         stage = self._lake.stage(MAINTAIN, number)
-        swaps = [self._staged(merge, stage) for merge in plan]
+        swaps = [self._staged(merge, stage, removal) for merge in plan]
         self._say("exchanging the files")
-        self._lake.exchange(number, swaps, {})
+        # Once history is gone, a lifecycle that is computed again needs what earlier ones knew.
+        removed = (before or {}).get("removed", False) or result.messages_removed > 0
+        self._lake.exchange(number, swaps, {"removed": removed})
         for swap in swaps:
             if swap["target"] is not None:
                 self._measure(swap["table"], batch_place(swap["table"], swap["target"]), result)
 
-    def _staged(self, merge: Merge, stage: str) -> Commit:
+    def _staged(self, merge: Merge, stage: str, removal: Removal | None) -> Commit:
         self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
         numbers = [int(place.rpartition("batch=")[2]) for place in merge.places]
         # A batch of aborted records has no files.
@@ -171,10 +215,11 @@ class Maintenance:
             # The files of one table may lack columns that others have, such as those of ingest's --payload.
             reader = self._spark.read.option("mergeSchema", "true")
             rows = reader.option("basePath", f"{self._lake.path}/{merge.table}").parquet(*paths)
+            rows = rows if removal is None else removal.without(merge.table, rows)
             left = self._write(rows, at, order, merge, f"{stage}/{batch_place(merge.table, numbers[-1])}")
         return {"table": merge.table, "sources": numbers, "target": numbers[-1] if left else None}
 
-    def _merge_closed(self, plan: Sequence[Merge], result: Result) -> None:
+    def _merge_closed(self, plan: Sequence[Merge], result: Result, removal: Removal | None) -> None:
         if not plan:
             return
         former = last_run(self._lake)
@@ -184,15 +229,20 @@ class Maintenance:
         for index, merge in enumerate(plan):
             self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
             rows = self._lake.files(LIFECYCLE, merge.places)
+            rows = rows if removal is None else removal.without_messages(rows)
             name = f"merged-{index}"
             left = self._write(rows, "sent_at", ["queue", "id"], merge, f"{stage}/{name}")
             replaced.append((merge.places, name if left else None))
-        rewrite_closed(self._lake, former, replaced)
+        removed = former.get("removed", NOTHING_REMOVED)
+        if removal is not None and result.messages_removed:
+            before_ms = max(removed["before_ms"] or 0, removal.before_ms)
+            removed = {"messages": removed["messages"] + result.messages_removed, "before_ms": before_ms}
+        rewrite_closed(self._lake, former, replaced, removed)
         for name in (name for _, name in replaced if name is not None):
             self._measure(TABLE, batch_place(f"{TABLE}/side={name}", number), result)
 
     def _write(self, rows: DataFrame, at: str, order: Sequence[str], merge: Merge, path: str) -> int:
-        """Write the rows of a merge, one file for each date, and return their number.
+        """Write the rows of a merge, and return their number; if it is not too large, in one file for each date.
 
         Raises:
             PipelineError: not all rows were written.
@@ -201,7 +251,9 @@ class Maintenance:
         if not count:
             return 0
         dated = rows.drop(*_FOLDERS).withColumn("date", F.to_date(at))
-        dated.repartition(1).sortWithinPartitions("date", *order).write.partitionBy("date").parquet(path)
+        parts = math.ceil(merge.bytes / self._target_bytes)
+        spread = dated.repartitionByRange(parts, "date", *order) if parts > 1 else dated.repartition(1)
+        spread.sortWithinPartitions("date", *order).write.partitionBy("date").parquet(path)
         written = int(self._spark.read.parquet(path).count())
         if written != count:
             raise PipelineError(
@@ -215,13 +267,3 @@ class Maintenance:
         usage = result.usage[table]
         usage.files_after = (usage.files_after or 0) + files
         usage.bytes_after = (usage.bytes_after or 0) + bytes_
-
-
-def _result(plan: Sequence[Merge]) -> Result:
-    result = Result({table: Usage() for table in (*_ORDER, TABLE)})
-    for merge in plan:
-        usage = result.usage[merge.table]
-        usage.directories += len(merge.batches)
-        usage.files += sum(batch.files for batch in merge.batches)
-        usage.bytes += merge.bytes
-    return result

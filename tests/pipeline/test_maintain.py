@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,16 @@ from pipeline.audit import judged, verdict
 from pipeline.errors import PipelineError
 from pipeline.lake import MAINTAIN, Lake
 from pipeline.lifecycle_runs import TABLE, Run
-from pipeline.maintenance import Batch, Maintenance, merges
+from pipeline.maintenance import Batch, Maintenance, Result, merges
+from pipeline.spans import DAY_MS
+from pipeline.subscriptions import Subscription
+from pipeline.tables import MARKERS
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import DAYS, SCHEMAS, Directory, Tables
 from tests.pipeline.processes import LIMIT_SECONDS, ROOT, killed
-from tests.pipeline.worlds import Worlds
+from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.worlds import LOSSES, Worlds
+from tests.simulation.world import Plan
 
 pytestmark = pytest.mark.timeout(900)
 SEEDS = (4,)
@@ -111,8 +118,8 @@ def files(lake: Lake) -> dict[str, int]:
     return {name: size for name, size in found.items() if "_locks" not in name and not name.endswith(".crc")}
 
 
-def maintain(spark: SparkSession, lake: Lake) -> None:
-    Maintenance(spark, lake, TARGET).run()
+def maintain(spark: SparkSession, lake: Lake, **older: int) -> Result:
+    return Maintenance(spark, lake, TARGET).run(**older)
 
 
 def of_views(lake: Lake) -> duckdb.DuckDBPyConnection:
@@ -182,7 +189,8 @@ def test_a_dry_run_shows_files_and_bytes_and_changes_nothing(lake: Lake, command
         if name.startswith("markers/") and not name.startswith(f"markers/batch={ROUNDS:09}")
     ]
     assert markers == {
-        "directories": ROUNDS, "files": ROUNDS, "bytes": sum(sizes), "files_after": None, "bytes_after": None,
+        "directories": ROUNDS, "files": ROUNDS, "bytes": sum(sizes), "rows_removed": 0, "files_after": None,
+        "bytes_after": None,
     }  # fmt: skip
     assert text.out.splitlines()[-1] == "dry run: nothing was changed"
     assert files(lake) == before
@@ -333,6 +341,8 @@ def test_neighbours_are_merged_up_to_a_size(batches: list[Batch], merged: list[l
     [
         ("--target much", "--target 'much': expected bytes, as in 200 or 4KiB"),
         ("--target 0", "--target 0: expected at least 1 byte"),
+        ("--older 1h", "--older '1h': expected at least 1d and at most 100 years"),
+        ("--older soon", "--older 'soon': expected a number and a unit"),
         ("", "has no table 'lifecycle' yet: run `python -m pipeline lifecycle` first"),
     ],
 )
@@ -368,3 +378,283 @@ def test_columns_of_only_some_batches_are_kept(spark: SparkSession, lake: Lake) 
     ).to_table()
     assert found["value"].to_pylist().count(b"v") == count > 0
     assert len(found) > count
+
+
+# --- removal of old history -------------------------------------------------------------------------------------------
+
+
+def of_age(lake: Lake, share: float) -> dict[str, int]:
+    """Return the options by which about this share of the messages is old."""
+    ends = sorted(row.ms for row in lake.read(TABLE).selectExpr("unix_millis(last_at) ms").where("ms > 0").collect())
+    return {"older_ms": DAY_MS, "now_ms": ends[int(len(ends) * share)] + DAY_MS}
+
+
+def messages(lake: Lake) -> dict[tuple[str, str], Any]:
+    rows = lake.read(TABLE).drop("side", "batch", "date").collect()
+    return {(row.id, row.queue): row for row in rows}
+
+
+def computed_again(spark: SparkSession, lake: Lake) -> dict[tuple[str, str], Any]:
+    """Return the lifecycle after a release that computes its columns in another way."""
+    commit = lake.last_commit(TABLE)
+    assert commit is not None
+    lake.publish(TABLE, commit["batch"], {}, {**commit, "basis": None})
+    said: list[str] = []
+    Run(spark, lake, said.append).take()
+    assert said[0] == "computing all messages again, because an earlier release wrote the table"
+    return messages(lake)
+
+
+def is_old(row: Any, options: dict[str, int]) -> bool:
+    """What docs/pipeline.md says, of messages whose record cannot be read by another queue later."""
+    before_ms = options["now_ms"] - options["older_ms"]
+    last_ms = row.last_at.replace(tzinfo=UTC).timestamp() * 1000
+    return (
+        row.state in ("acked", "cancelled", "deduplicated", "abandoned", "expired_unread")
+        and not row.open
+        and row.dead_letters <= row.redrives
+        and last_ms < before_ms
+    )
+
+
+def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
+    spark: SparkSession, lake: Lake, command: Command
+) -> None:
+    Run(spark, lake).take()
+    options = of_age(lake, 0.6)
+    before, rows = messages(lake), contents(lake)
+
+    result = maintain(spark, lake, **options)
+
+    after = messages(lake)
+    gone = before.keys() - after.keys()
+    assert 3 < len(gone) == result.messages_removed < len(before)
+    assert all(is_old(before[message], options) for message in gone)
+    assert after == {message: row for message, row in before.items() if message not in gone}
+    left = contents(lake)
+    for name in ("markers", "messages"):
+        removed = result.usage[name].rows_removed
+        assert len(left[name]) == len(rows[name]) - removed
+        assert removed > 0
+        assert set(left[name]) <= set(rows[name])
+    places = {
+        (delivery.topic, delivery.partition, delivery.offset)
+        for message in gone
+        for delivery in before[message].deliveries
+    }
+    kept = lake.table("markers", MARKERS, 10**6).where("kind NOT IN ('TICK', 'ANSWERED', 'DISCARD', 'PURGE')").collect()
+    assert not places & {(row.topic, row.partition, row.offset) for row in kept}
+    assert listed(lake) == {name: len(left[name]) for name in SCHEMAS}
+
+    done = command(f"audit --json --data {lake.path}")
+
+    assert (done.code, done.json["sent"]) == (0, len([row for row in after.values() if row.known]))
+    assert done.json["removed"] == {"messages": len(gone), "before_ms": options["now_ms"] - DAY_MS}
+    assert f"NOT AUDITED {len(gone)} messages that ended before " in command(f"audit --data {lake.path}").out
+    assert computed_again(spark, lake) == after
+    assert maintain(spark, lake, **options).messages_removed == 0
+    commit = lake.last_commit(TABLE)
+    assert commit is not None
+    assert commit["removed"]["messages"] == len(gone)
+
+
+def test_a_round_after_a_removal_has_the_same_results(
+    spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
+) -> None:
+    shutil.copytree(grown.path, tmp_path / "undisturbed")
+    undisturbed = Lake(spark, str(tmp_path / "undisturbed"))
+    options = of_age(lake, 0.5)
+
+    before = messages(lake).keys()
+    removed = maintain(spark, lake, **options).messages_removed
+    gone = before - messages(lake).keys()
+    Run(spark, lake).take()
+    Run(spark, undisturbed).take()
+
+    expected = {message: row for message, row in messages(undisturbed).items() if message not in gone}
+    assert messages(lake) == expected
+    assert len(gone) == removed > 0
+    assert computed_again(spark, lake) == expected
+
+
+@pytest.mark.verify
+def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
+    """With ordering, deduplication, several queues on a topic, retention, purges and redrives."""
+    worlds = Worlds()
+    for seed in range(20, 32):
+        worlds.add(seed, Plan(without=LOSSES, ids=seed % 2 == 0))
+    directory = Directory(
+        spark,
+        tmp_path,
+        first=worlds.first,
+        begins=worlds.begins,
+        without_dead_letters=sorted(worlds.without_dead_letters),
+        subscriptions=worlds.subscriptions,
+        dated=True,
+    )
+    directory.bring(worlds.tables(spark))
+    lake = directory.lake
+    Run(spark, lake).take()
+    before = messages(lake)
+
+    for share in (0.3, 0.7):
+        removed = maintain(spark, lake, **of_age(lake, share)).messages_removed
+        after = messages(lake)
+        assert removed == len(before) - len(after) > 10
+        assert after == {message: before[message] for message in after}
+        assert computed_again(spark, lake) == after
+        assert verdict(judged(lake.read(TABLE)), drained=True)["right"]
+        before = after
+
+
+@pytest.mark.verify
+def test_whenever_a_removal_is_killed_a_rerun_removes_the_same(
+    spark: SparkSession, grown: Directory, lake: Lake, tmp_path: Path
+) -> None:
+    options = of_age(lake, 0.6)
+    before = messages(lake)
+    removed = maintain(spark, lake, **options).messages_removed
+    expected = contents(lake)
+    kept = messages(lake)
+    kills = 0
+    for step in range(1_000):
+        path = tmp_path / str(step)
+        shutil.copytree(grown.path, path)
+        copy = Lake(spark, str(path))
+        with pytest.MonkeyPatch.context() as patch:
+            kill_before(patch, step)
+            try:
+                maintain(spark, copy, **options)
+            except KilledError:
+                kills += 1
+            else:
+                break
+        # The lifecycle has all of the old messages, or none; each of the others is right.
+        assert messages(copy) in (before, kept), step
+        maintain(spark, copy, **options)
+        assert contents(copy) == expected, step
+        commit = copy.last_commit(TABLE)
+        assert commit is not None
+        assert commit["removed"]["messages"] == removed
+        shutil.rmtree(path)
+
+    assert kills > 20
+
+
+def told_directory(spark: SparkSession, path: Path, **properties: Any) -> Directory:
+    """Return the stories, and of which the lifecycle knows."""
+    topics: dict[str, Any] = {"first": {MESSAGES_TOPIC: {"0": -1}}, "begins": {MESSAGES_TOPIC: {"0": 0}}}
+    return Directory(spark, path, **{**topics, "dated": True, **properties})
+
+
+def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> None:
+    """Of the stories, messages that are open, lost or different stay, and dead letters, which can be redriven."""
+    log = told()[0]
+    log.say("TICK", None, 5_000, None, queue=None)
+    directory = told_directory(spark, tmp_path)
+    directory.bring(log.tables())
+    lake = directory.lake
+    Run(spark, lake).take()
+    before = messages(lake)
+
+    maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(10_000)) + DAY_MS)
+
+    after = messages(lake)
+    stay = {"lost", "dead", "leased", "released", "rejected", "delayed", "waiting"}
+    assert {row.state for row in after.values()} - {"acked"} == stay
+    acked_with_dead_letter = (f"{MESSAGES_TOPIC}/0/8", "q")
+    assert acked_with_dead_letter in after
+    redriven = (f"{MESSAGES_TOPIC}/0/13", "q")
+    assert redriven in before.keys() - after.keys()
+    assert computed_again(spark, lake) == after
+
+
+def ms(time: datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def deduplicated(offsets: dict[int, float]) -> Log:
+    """Delayed messages with one deduplication id, delivered and acked, except the second one, which is dropped."""
+    log = Log()
+    log.say("TICK", None, 0, None, queue=None)
+    for offset, seconds in offsets.items():
+        log.say("DELAY", offset, seconds, DRAWN, due_at=at(seconds + 1), text="same")
+        if offset == 1:
+            continue
+        id_ = log.record(100 + offset, seconds + 1.4, copy_of=f"{DRAWN}/0/{offset}", attempt=1)
+        log.say("DELIVERED", offset, seconds + 1.5, DRAWN, attempt=1, cause="DUE", holder="f" * 16)
+        log.say("ACQUIRE", 100 + offset, seconds + 2, id=f"{DRAWN}/0/{offset}")
+        log.say("ACK", 100 + offset, seconds + 3)
+        assert id_
+    log.say("TICK", None, max(offsets.values()) + 5_000, None, queue=None)
+    return log
+
+
+@pytest.mark.parametrize(("before_s", "left"), [(2_500, []), (290, [0, 1, 2])])
+def test_messages_with_one_deduplication_id_go_together(
+    spark: SparkSession, tmp_path: Path, before_s: int, left: list[int]
+) -> None:
+    """Without the first one, the second one would count as accepted and overdue."""
+    directory = told_directory(spark, tmp_path)
+    directory.bring(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
+    lake = directory.lake
+    Run(spark, lake).take()
+    assert [row.state for _, row in sorted(messages(lake).items())] == ["acked", "deduplicated", "acked"]
+
+    maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(before_s)) + DAY_MS)
+
+    after = messages(lake)
+    assert sorted(after) == [(f"{DRAWN}/0/{offset}", "q") for offset in left]
+    assert computed_again(spark, lake) == after
+
+
+@pytest.mark.parametrize(("begin", "gone"), [(0, []), (2, [0, 1])])
+def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
+    spark: SparkSession, tmp_path: Path, begin: int, gone: list[int]
+) -> None:
+    """A queue that names the topic later would receive the records again."""
+    log = Log()
+    log.say("TICK", None, 0, None, queue=None)
+    for offset in range(3):
+        log.record(offset, 1)
+        log.say("ACQUIRE", offset, 2, "own")
+        log.say("ACK", offset, 3, "own")
+    log.say("TICK", None, 5_000, None, queue=None)
+    for row in log.messages:
+        row.update(topic="own", queue=None)
+    subscriptions = [Subscription("q", "own", current=True)]
+    directory = told_directory(
+        spark, tmp_path, first={"own": {"0": 0}}, begins={"own": {"0": begin}}, subscriptions=subscriptions
+    )
+    directory.bring(log.tables())
+    lake = directory.lake
+    Run(spark, lake).take()
+
+    maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(4_000)) + DAY_MS)
+
+    after = messages(lake)
+    assert sorted(after) == [(f"own/0/{offset}", "q") for offset in range(3) if offset not in gone]
+    assert computed_again(spark, lake) == after
+
+
+def test_a_dry_run_of_a_removal_changes_nothing(lake: Lake, command: Command) -> None:
+    before = files(lake)
+
+    done = command(f"maintain --older 90d --dry-run --data {lake.path}")
+
+    assert done.code == 0
+    assert files(lake) == before
+    *_, removed, last = done.out.splitlines()
+    assert re.match(r"messages removed: [1-9]\d* that ended before \d{4}-", removed)
+    assert last == "dry run: nothing was changed"
+
+
+def test_an_age_below_a_deduplication_window_is_refused(spark: SparkSession, lake: Lake) -> None:
+    round_ = lake.last_commit("rounds")
+    assert round_ is not None
+    windows = {"*": 300_000, "slow": 2 * DAY_MS}
+    lake.publish("rounds", round_["batch"] + 1, {}, {**round_, "deduplication_windows": windows})
+
+    refusal = "--older 1d: the deduplication window of queue 'slow' is 2d: give a longer age"
+    with pytest.raises(PipelineError, match=refusal):
+        maintain(spark, lake, older_ms=DAY_MS, now_ms=0)
