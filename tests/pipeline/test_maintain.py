@@ -21,6 +21,7 @@ from pyspark.sql import SparkSession
 from pipeline import lake as lake_module
 from pipeline.audit import judged, verdict
 from pipeline.errors import PipelineError
+from pipeline.kafka import Connection
 from pipeline.lake import MAINTAIN, Lake
 from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.maintenance import Batch, Maintenance, Result, merges
@@ -29,11 +30,15 @@ from pipeline.subscriptions import Subscription
 from pipeline.tables import MARKERS
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import DAYS, SCHEMAS, Directory, Tables
+from tests.pipeline.namespace import Namespace, ingest
 from tests.pipeline.processes import LIMIT_SECONDS, ROOT, killed
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.test_ingest import assert_each_record_once, made
 from tests.pipeline.worlds import LOSSES, Worlds
 from tests.simulation.world import Plan
+from tests.unit.core.batches import acquire
 
+__all__ = ["made"]
 pytestmark = pytest.mark.timeout(900)
 SEEDS = (4,)
 ROUNDS = 3
@@ -380,6 +385,33 @@ def test_columns_of_only_some_batches_are_kept(spark: SparkSession, lake: Lake) 
     assert len(found) > count
 
 
+def test_ingest_and_lifecycle_go_on_after_a_merge(
+    spark: SparkSession, connection: Connection, data: Path, made: Namespace, tmp_path: Path
+) -> None:
+    lake = Lake(spark, str(data))
+    for number in range(3):
+        made.mark(acquire([number]))
+        made.many(made.names.messages, [b"v"] * 4)
+        ingest(spark, connection, lake, payload=number > 0)
+        Run(spark, lake).take()
+
+    result = maintain(spark, lake)
+
+    assert {name: usage.directories for name, usage in result.usage.items()}["messages"] == 3
+    assert [lake.names(name) for name in ("markers", "messages")] == [["batch=000000002"]] * 2
+    assert_each_record_once(lake, data, {"markers": 3, "messages": 12})
+    made.mark(acquire([3]))
+    ingest(spark, connection, lake)
+    Run(spark, lake).take()
+    assert_each_record_once(lake, data, {"markers": 4, "messages": 12})
+    undisturbed = Lake(spark, str(tmp_path / "undisturbed"))
+    ingest(spark, connection, undisturbed)
+    Run(spark, undisturbed).take()
+    states = {message: row.state for message, row in messages(undisturbed).items()}
+    assert {message: row.state for message, row in messages(lake).items()} == states
+    assert len(states) >= 12
+
+
 # --- removal of old history -------------------------------------------------------------------------------------------
 
 
@@ -458,6 +490,7 @@ def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
     assert commit["removed"]["messages"] == len(gone)
 
 
+@pytest.mark.verify
 def test_a_round_after_a_removal_has_the_same_results(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
