@@ -129,6 +129,8 @@ class Maintenance:
         """
         if dry_run:
             return self._planned(older_ms, now_ms)[1]
+        # Before the locks, which would make a directory.
+        last_run(self._lake)
         # The lock of the lifecycle, which reads the same batches.
         with self._lake.alone(MAINTAIN), self._lake.alone(TABLE):
             if self._lake.finish():
@@ -205,7 +207,7 @@ class Maintenance:
                 self._measure(swap["table"], batch_place(swap["table"], swap["target"]), result)
 
     def _staged(self, merge: Merge, stage: str, removal: Removal | None) -> Commit:
-        self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
+        self._say(f"merging directories of {merge.table}: {len(merge.batches):,}")
         numbers = [int(place.rpartition("batch=")[2]) for place in merge.places]
         # A batch of aborted records has no files.
         paths = [f"{self._lake.path}/{batch.place}" for batch in merge.batches if batch.files]
@@ -227,7 +229,7 @@ class Maintenance:
         stage = self._lake.stage(TABLE, number)
         replaced: list[tuple[list[str], str | None]] = []
         for index, merge in enumerate(plan):
-            self._say(f"merging {len(merge.batches):,} directories of {merge.table}")
+            self._say(f"merging directories of {merge.table}: {len(merge.batches):,}")
             rows = self._lake.files(LIFECYCLE, merge.places)
             rows = rows if removal is None else removal.without_messages(rows)
             name = f"merged-{index}"

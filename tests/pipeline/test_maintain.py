@@ -353,6 +353,7 @@ def test_neighbours_are_merged_up_to_a_size(batches: list[Batch], merged: list[l
 )
 def test_what_it_cannot_do_is_one_sentence(command: Command, words: str, sentence: str, data: Path) -> None:
     assert sentence in command(f"maintain {words} --data {data}").refusal
+    assert list(data.iterdir()) == []
 
 
 def test_another_file_system_is_refused(spark: SparkSession) -> None:
