@@ -34,6 +34,7 @@ JOBS = {
     "plan": "plan partitions, workers, disk and memory for a target load",
     "redrive": "redrive or delete dead letters chosen by SQL",
     "load": "send rows of files or a table as messages of a queue",
+    "maintain": "merge small files of the tables, and remove old history",
 }
 _MEMORY = re.compile(r"\d+[kmgt]b?", re.IGNORECASE)
 #: The last word of PYSPARK_SUBMIT_ARGS.

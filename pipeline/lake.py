@@ -15,6 +15,10 @@ see complete batches, each once. Readers that follow the commits see the batches
 
 Only the last two commits of each stream are kept: a directory with one for each batch would take longer to list each
 day. Follow the commits on a file system that can't rename directories atomically (object stores).
+
+``maintain`` exchanges batches for others with the same rows. All of its new batches are staged before the commit, which
+is *open* until each of them is in its place. Until then, the tables lack batches that the stage has, so every job that
+reads these tables first finishes an open commit (:meth:`Lake.finish`).
 """
 
 from __future__ import annotations
@@ -36,6 +40,8 @@ _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.js
 _PATTERN = "*?[]{}"
 
 Commit = dict[str, Any]
+#: The stream of commits that exchange batches.
+MAINTAIN = "maintain"
 
 
 class Lake:
@@ -133,7 +139,7 @@ class Lake:
         stage = _stage(stream, number)
         tables = {}
         for table, part in staged.items():
-            target = f"{table}/batch={number:09}"
+            target = batch_place(table, number)
             self.delete(target)
             source = f"{stage}/{part}" if part else stage
             if self.exists(source):
@@ -146,10 +152,62 @@ class Lake:
         self.delete(f"{_COMMITS}/{stream}/{number - 2:09}.json")
         self.delete(stage)
 
+    def exchange(self, number: int, swaps: Sequence[Mapping[str, Any]], commit: Commit) -> None:
+        """Replace batches by staged ones: from this commit on, the staged ones count.
+
+        A swap has the ``table``, the numbers of the replaced batches (``sources``), and the number of the new one
+        (``target``), which is staged in ``TABLE/batch=TARGET``; None if no row is left.
+        """
+        self._finish({"batch": number, "open": True, "swaps": [*swaps], **commit})
+
+    def finish(self) -> bool:
+        """Put the batches of an open exchange in their places; return whether there was one."""
+        commit = self.last_commit(MAINTAIN)
+        if commit is None or not commit["open"]:
+            return False
+        self._finish(commit)
+        return True
+
+    def _finish(self, commit: Commit) -> None:
+        number = commit["batch"]
+        stage, path = _stage(MAINTAIN, number), f"{_COMMITS}/{MAINTAIN}/{number:09}.json"
+        self.write_text(path, json.dumps(commit))
+        for swap in commit["swaps"]:
+            table, target = swap["table"], swap["target"]
+            new = None if target is None else batch_place(table, target)
+            # A new batch that is no longer staged is in its place, which may be that of a replaced one.
+            if new is not None and not self.exists(f"{stage}/{new}"):
+                continue
+            for source in swap["sources"]:
+                # Renamed before they are deleted, so that readers never see a part of one.
+                if self.exists(batch_place(table, source)):
+                    self.rename(batch_place(table, source), f"{stage}/replaced/{batch_place(table, source)}")
+            if new is not None:
+                self.delete(f"{stage}/{new}/_SUCCESS")
+                self.rename(f"{stage}/{new}", new)
+        self.write_text(path, json.dumps({**commit, "open": False}))
+        self.delete(f"{_COMMITS}/{MAINTAIN}/{number - 2:09}.json")
+        self.delete(stage)
+
+    def clean(self, stream: str) -> None:
+        """Delete what unfinished writes of a stream have staged."""
+        for name in self.names(_STAGING):
+            if name.rpartition("-")[0] == stream:
+                self.delete(f"{_STAGING}/{name}")
+
+    def usage(self, name: str) -> tuple[int, int]:
+        """Return the number of files in a directory, and their bytes."""
+        summary = self._files.getContentSummary(self._file(name))
+        return summary.getFileCount(), summary.getLength()
+
     def table(self, table: str, schema: StructType, to: int, after: int = -1) -> DataFrame:
         """Return the rows of the batches after one up to another, by their numbers."""
-        batches = [name for name in self.names(table) if after < int(name.removeprefix("batch=")) <= to]
-        return self.files(schema, [f"{table}/{batch}" for batch in batches])
+        return self.files(schema, [batch_place(table, number) for number in self.batches(table, to) if number > after])
+
+    def batches(self, table: str, to: int) -> list[int]:
+        """Return the numbers of the batches up to one."""
+        numbers = (int(name.removeprefix("batch=")) for name in self.names(table))
+        return [number for number in numbers if number <= to]
 
     def files(self, schema: StructType, places: Sequence[str]) -> DataFrame:
         """Return the rows in some directories; columns that their files lack are null."""
@@ -246,6 +304,11 @@ class Lake:
         stream.close()
         # FileSystem.rename can't replace a file atomically.
         self._rename(new, name, self._hadoop.Options.Rename.OVERWRITE)
+
+
+def batch_place(table: str, number: int) -> str:
+    """Return the directory of a batch."""
+    return f"{table}/batch={number:09}"
 
 
 def _stage(stream: str, number: int) -> str:

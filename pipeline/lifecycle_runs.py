@@ -16,7 +16,7 @@ from operator import and_
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DateType, StructField, StructType
+from pyspark.sql.types import ArrayType, BooleanType, DateType, StructField, StructType
 
 from marq.wire.names import Names
 from pipeline import incarnations
@@ -24,7 +24,7 @@ from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
-from pipeline.lake import Commit, Lake
+from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
 from pipeline.record_parts import (
     HAS_ID,
@@ -62,10 +62,17 @@ _NOTHING: Commit = {
     "places": [],
     "garbage": [],
 }
+#: What of a removed history is still needed: what queues had read and purged, and when topics were recreated.
+_KEPT = ("marks", "purges", "begins")
+#: The messages whose history was removed, and the time before which they had ended.
+NOTHING_REMOVED: Commit = {"messages": 0, "before_ms": None}
 #: An additional column of open messages.
 _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
-_SCHEMA = StructType([*LIFECYCLE.fields, StructField("date", DateType())]).jsonValue()
+_DATE = StructField("date", DateType())
+_SCHEMA = StructType([*LIFECYCLE.fields, _DATE]).jsonValue()
+#: The rows of a run, as staged.
+_STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
 #: What columns are computed from. Raise the number if the computation of parts or columns changes, but not their names.
 _BASIS = {"parts": PARTS.jsonValue(), "rules": 3}
 #: Columns that identify a message.
@@ -92,6 +99,8 @@ class Run:
     def take(self) -> dict[str, int]:
         """Update the table to the last round of ``ingest``; return the number of messages."""
         with self._lake.alone(TABLE):
+            if self._lake.finish():
+                self._say("finished a job maintain that was interrupted")
             return self._take()
 
     def _take(self) -> dict[str, int]:
@@ -102,7 +111,7 @@ class Run:
         if self._former is not _NOTHING and former != (_SCHEMA, _BASIS):
             # Rows and parts of another release may lack what this one computes its columns from.
             self._say("computing all messages again, because an earlier release wrote the table")
-            self._before = _NOTHING
+            self._before = _NOTHING | self._kept()
         elif self._former["round"] >= self._round["batch"]:
             return self._rows()
         self._begins = self._before["begins"]
@@ -129,6 +138,11 @@ class Run:
             "begins": self._begins,
         }
         return self._publish("told" if replaced is None else "again", replaced or {}, progress)
+
+    def _kept(self) -> Commit:
+        """Return what the last run knows from markers that ``maintain`` may have removed since."""
+        removed = (self._lake.last_commit(MAINTAIN) or {}).get("removed", False)
+        return {name: self._former[name] for name in _KEPT if name in self._former} if removed else {}
 
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
         """Return the rows of each stream after some batches."""
@@ -226,7 +240,8 @@ class Run:
         Returns, for each directory that contained such messages, where its other messages are staged; None if there is
         nothing to recompute.
         """
-        new = self._dated(f"{stage}/told")
+        # Without messages there are no files to infer the schema from.
+        new = self._spark.read.schema(_STAGED).parquet(f"{stage}/told")
         strange = new.where(~F.col("known") | came_from_elsewhere()).select(*_MESSAGE, "deliveries")
         closed = self._lake.files(LIFECYCLE, self._before["closed"]).select(
             *_MESSAGE, "deliveries", F.input_file_name().alias("file")
@@ -280,7 +295,7 @@ class Run:
     def _publish(self, part: str, replaced: Mapping[str, str], progress: Commit) -> dict[str, int]:
         staged = {_CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
         staged |= {f"{TABLE}/side={name}": name for name in replaced.values()}
-        at = {table: f"{table}/batch={self._number:09}" for table in staged}
+        at = {table: batch_place(table, self._number) for table in staged}
         closed = [place for place in self._before["closed"] if place not in replaced]
         closed += [at[f"{TABLE}/side={name}"] for name in replaced.values()]
         here = {table: self._lake.staged(TABLE, self._number, place) for table, place in staged.items()}
@@ -296,6 +311,7 @@ class Run:
             "places": places,
             "schema": _SCHEMA,
             "basis": _BASIS,
+            "removed": self._former.get("removed", NOTHING_REMOVED),
             # Readers of the former commit may use these until the next run.
             "garbage": [place for place in self._former["places"] if place not in places],
         }
@@ -306,6 +322,36 @@ class Run:
 
     def _rows(self) -> dict[str, int]:
         return {"messages": self._lake.read(TABLE).count()}
+
+
+def last_run(lake: Lake) -> Commit:
+    """Return the commit of the last run; raises PipelineError if there is none, or if an earlier release wrote it."""
+    commit = lake.last_commit(TABLE)
+    if commit is None or (commit.get("schema"), commit.get("basis")) != (_SCHEMA, _BASIS):
+        reason = "has no table 'lifecycle' yet" if commit is None else "has a table 'lifecycle' of an earlier release"
+        raise PipelineError(f"{lake.path} {reason}: run `python -m pipeline lifecycle` first")
+    return commit
+
+
+def rewrite_closed(
+    lake: Lake, former: Commit, replaced: Sequence[tuple[Sequence[str], str | None]], removed: Commit
+) -> None:
+    """Commit a table with other directories of closed messages.
+
+    ``replaced`` has directories and the staged directory that takes their place; None if no row is left. The last run
+    wrote ``former``, and this commit follows it. ``removed`` describes all messages that were ever removed.
+    """
+    number = former["batch"] + 1
+    staged = {f"{TABLE}/side={name}": name for _, name in replaced if name is not None}
+    gone = {place for places, _ in replaced for place in places}
+    closed = [place for place in former["closed"] if place not in gone]
+    closed += [batch_place(table, number) for table in staged]
+    places = [*closed, *([former["open"]] if former["open"] else [])]
+    kept = {name: value for name, value in former.items() if name not in ("batch", "tables")}
+    changes = {"closed": closed, "places": places, "garbage": sorted(gone), "removed": removed}
+    lake.publish(TABLE, number, staged, {**kept, **changes})
+    for place in former["garbage"]:
+        lake.delete(place)
 
 
 def _told(

@@ -79,6 +79,8 @@ PARTS = StructType(
 )
 
 _FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
+#: Kinds of markers that say nothing about a record's deliveries.
+ABOUT_NO_RECORD = ("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED", "PURGE")
 #: Kinds of markers after which the next message of a line may be delivered, and of requests that may be too late.
 _ENDS, _REQUESTS = ("ACK", "DEAD_LETTERED", "CANCELLED", "ABANDONED"), ("REJECT", "CANCEL")
 #: The kinds of markers that columns count or keep.
@@ -106,7 +108,7 @@ _KINDS: Mapping[str, tuple[str, ...]] = {
 
 def of_markers(markers: DataFrame) -> DataFrame:
     """Return the parts in markers, which have a column ``subscription``."""
-    about_records = markers.where(~F.col("kind").isin("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED", "PURGE"))
+    about_records = markers.where(~F.col("kind").isin(*ABOUT_NO_RECORD))
     # A batch has at most 2^16 markers.
     pos = F.col("log_offset") * 65_536 + F.col("index")
     until = later_by(F.col("logged_at"), F.col("lease_ms"))

@@ -60,6 +60,14 @@ def show_ms(ms: float) -> str:
     return f"{ms:.3g}ms"
 
 
+def show_bytes(size: float) -> str:
+    """Return a size in the largest unit that it reaches: 1,536 bytes are ``1.5 KiB``."""
+    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size / unit:,.1f} {name}"
+    return f"{size:,.0f} bytes"
+
+
 def show_moment(ms: int) -> str:
     """Return a time in UTC, to the second."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")

@@ -18,9 +18,9 @@ from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, ver
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS, digest_of_record
 from pipeline.lake import Commit, Lake
-from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, Run
 from pipeline.session import session
-from pipeline.spans import moment_ms
+from pipeline.spans import moment_ms, show_moment
 from pipeline.tables import CORRUPT
 
 #: Printed ids; the table ``audit`` has all of them.
@@ -52,6 +52,7 @@ def run(options: argparse.Namespace) -> int:
     # Records that are in no table: retention removed them before they were ingested, or their topic cannot be read.
     result["gaps"] = [gap for gaps in round_["gaps"].values() for gap in gaps]
     result["unread_topics"] = round_["unread"]
+    result["removed"] = (lake.last_commit(TABLE) or {}).get("removed", NOTHING_REMOVED)
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
     lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
     if options.json:
@@ -80,6 +81,9 @@ def _show(result: dict[str, Any]) -> None:
         )
     for reason in result["unread_topics"].values():
         print(f"NOT AUDITED {reason}")
+    if result["removed"]["messages"]:
+        before = show_moment(result["removed"]["before_ms"])
+        print(f"NOT AUDITED {result['removed']['messages']:,} messages that ended before {before} UTC: removed")
     if result["wrong_count"] > MAX_LISTED:
         print(f"… and {result['wrong_count'] - MAX_LISTED:,} more; the data directory's table audit has all of them")
     print(

@@ -18,10 +18,10 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
-from pipeline.planning import GIB, MIB, QUANTITIES, Plan, plan, target_rates
+from pipeline.planning import QUANTITIES, Plan, plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.session import session
-from pipeline.spans import duration_ms, show_ms, size_bytes
+from pipeline.spans import duration_ms, show_bytes, show_ms, size_bytes
 
 #: The queue name in a plan without measurements.
 ANY_QUEUE = "(any)"
@@ -143,9 +143,6 @@ def _queues(result: Plan) -> list[str]:
 
 def _shown(value: float, unit: str) -> str:
     if unit == "bytes":
-        for size, name in ((1024 * GIB, "TiB"), (GIB, "GiB"), (MIB, "MiB"), (1024, "KiB")):
-            if value >= size:
-                return f"{value / size:,.1f} {name}"
-        return f"{value:,.0f} bytes"
+        return show_bytes(value)
     number = f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.2g}"
     return f"{number}{'' if unit.startswith('/') or not unit else ' '}{unit}"

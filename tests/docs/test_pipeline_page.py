@@ -33,7 +33,7 @@ def test_a_command_of_the_pages_is_one_that_its_job_takes(command: str) -> None:
 def test_the_pages_show_each_job() -> None:
     shown = {command.split()[0] for command in COMMANDS}
 
-    assert shown >= {"ingest", "audit", "stats", "plan", "redrive", "load"}
+    assert shown >= {"ingest", "audit", "stats", "plan", "redrive", "load", "maintain"}
 
 
 def test_the_tables_are_read_without_spark_as_the_page_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -100,6 +100,14 @@ def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Di
     return directory
 
 
+@pytest.fixture(scope="session")
+def audited(stories: Directory) -> Directory:
+    """The stories after an audit, which finds the lost message, and after `stats`."""
+    assert cli.run(["audit", "--data", str(stories.path)]) == 1
+    assert cli.run(["stats", "--window", "1m", "--data", str(stories.path)]) == 0
+    return stories
+
+
 class Done(NamedTuple):
     """What a job printed, and its exit code."""
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet
 from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -19,6 +20,8 @@ from pipeline.subscriptions import Subscription
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
 Offsets = dict[str, dict[str, int]]
+#: The columns that date the rows.
+DAYS = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}
 SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 
 
@@ -56,12 +59,22 @@ class Directory:
     compacted: Sequence[str] = ()
     quarantined: Sequence[str] = ()
     subscriptions: Sequence[Subscription] = ()
+    #: Write a directory for each date, as ``ingest`` does.
+    dated: bool = False
 
     def __post_init__(self) -> None:
         self.lake = Lake(self.spark, str(self.path))
         self.lake.belong("cluster", "marq")
         self._batches = dict.fromkeys(SCHEMAS, -1)
         self._rounds = 0
+
+    def _parts(self, rows: pa.Table, day_of: str) -> Iterator[tuple[str, pa.Table]]:
+        if not self.dated:
+            yield "", rows
+            return
+        dates = pc.strftime(rows[day_of], format="%Y-%m-%d")
+        for date in dates.unique().to_pylist():
+            yield f"date={date}", rows.filter(pc.equal(dates, date))
 
     def bring(self, tables: Tables) -> None:
         """Add a round with some rows."""
@@ -71,7 +84,9 @@ class Directory:
             number = self._batches[stream]
             stage = Path(self.lake.stage(stream, number).removeprefix("file:"))
             stage.mkdir(parents=True)
-            pyarrow.parquet.write_table(rows, stage / "part-0.parquet")
+            for folder, part in self._parts(rows, DAYS[stream]):
+                (stage / folder).mkdir(exist_ok=True)
+                pyarrow.parquet.write_table(part, stage / folder / "part-0.parquet")
             self.lake.publish(stream, number, {stream: ""}, {"rows": {stream: rows.num_rows}, "begin": {}, "end": {}})
         round_ = {
             "last": dict(self._batches),

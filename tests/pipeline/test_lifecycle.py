@@ -96,3 +96,13 @@ def test_requests_alone_do_not_show_that_a_message_was_lost(spark: SparkSession,
 
     differences = {row.id: row.differences for row in directory.lake.read(TABLE).collect()}
     assert differences == {f"{MESSAGES_TOPIC}/0/7": [], f"{MESSAGES_TOPIC}/0/8": ["the first record is missing"]}
+
+
+def test_markers_without_messages_make_an_empty_table(spark: SparkSession, tmp_path: Path) -> None:
+    log = Log()
+    log.say("TICK", None, 0, None, queue=None)
+    directory = Directory(spark, tmp_path)
+    directory.bring(log.tables())
+
+    assert Run(spark, directory.lake).take() == {"messages": 0}
+    assert directory.lake.read(TABLE).collect() == []
