@@ -28,7 +28,7 @@ from pipeline.subscriptions import DRAWN
 from pipeline.tables import MARKERS
 
 #: States of messages whose history can be removed.
-FINISHED = ("acked", "cancelled", "deduplicated", "abandoned", "expired_unread")
+FINISHED = ("acked", "cancelled", "deduplicated", "abandoned", "message_expired", "expired_unread")
 _GONE = tuple(f"gone_{name}" for name in PLACE)
 
 

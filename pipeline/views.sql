@@ -159,7 +159,7 @@ SET VARIABLE audit_query = table_query('audit', '
     queue VARCHAR, sent_at TIMESTAMPTZ, id VARCHAR, state VARCHAR, unfinished BOOLEAN, why VARCHAR[],
     may_be VARCHAR[], causes VARCHAR[], sent BIGINT, acked BIGINT, dead BIGINT, acked_and_dead BIGINT,
     "open" BIGINT, delayed BIGINT, cancelled BIGINT, deduplicated BIGINT, abandoned BIGINT,
-    expired_unread BIGINT, lost BIGINT, redelivered BIGINT, redriven BIGINT, duplicates BIGINT,
+    message_expired BIGINT, expired_unread BIGINT, lost BIGINT, redelivered BIGINT, redriven BIGINT, duplicates BIGINT,
     differences BIGINT, pending BIGINT, unknown BIGINT, untimed BIGINT
 ');
 CREATE OR REPLACE VIEW audit AS FROM query(getvariable('audit_query'));
@@ -167,10 +167,10 @@ CREATE OR REPLACE VIEW audit AS FROM query(getvariable('audit_query'));
 SET VARIABLE stats_query = table_query('stats', '
     queue VARCHAR, scope VARCHAR, starts_at TIMESTAMPTZ, ends_at TIMESTAMPTZ, seconds DOUBLE,
     sent BIGINT, delivered BIGINT, acked BIGINT, released BIGINT, rejected BIGINT, expired BIGINT, dead BIGINT,
-    cancelled BIGINT, abandoned BIGINT,
+    cancelled BIGINT, abandoned BIGINT, message_expired BIGINT,
     sent_per_second DOUBLE, delivered_per_second DOUBLE, acked_per_second DOUBLE, released_per_second DOUBLE,
     rejected_per_second DOUBLE, expired_per_second DOUBLE, dead_per_second DOUBLE, cancelled_per_second DOUBLE,
-    abandoned_per_second DOUBLE,
+    abandoned_per_second DOUBLE, message_expired_per_second DOUBLE,
     wait_p50_ms BIGINT, wait_p95_ms BIGINT, wait_p99_ms BIGINT, wait_max_ms BIGINT,
     run_p50_ms BIGINT, run_p95_ms BIGINT, run_p99_ms BIGINT, run_max_ms BIGINT,
     late_redelivery_p50_ms BIGINT, late_redelivery_p99_ms BIGINT, late_redelivery_max_ms BIGINT,
@@ -201,7 +201,8 @@ CREATE OR REPLACE VIEW per_minute AS
 WITH events AS (
     SELECT queue, 'sent' AS kind, sent_at AS happened_at, NULL::BIGINT AS ms FROM lifecycle
     UNION ALL
-    SELECT queue, state, ended_at, NULL FROM lifecycle WHERE state IN ('dead', 'cancelled', 'abandoned')
+    SELECT queue, state, ended_at, NULL FROM lifecycle
+    WHERE state IN ('dead', 'cancelled', 'abandoned', 'message_expired')
     UNION ALL
     -- A message that was acknowledged after its dead letter is both.
     SELECT queue, 'dead', ended_at, NULL FROM lifecycle WHERE state = 'acked' AND dead_letters > redrives
@@ -231,6 +232,7 @@ SELECT
     count(*) FILTER (kind = 'dead') AS dead,
     count(*) FILTER (kind = 'cancelled') AS cancelled,
     count(*) FILTER (kind = 'abandoned') AS abandoned,
+    count(*) FILTER (kind = 'message_expired') AS message_expired,
     quantile_disc(ms, 0.5) FILTER (kind = 'delivered') AS wait_p50_ms,
     quantile_disc(ms, 0.95) FILTER (kind = 'delivered') AS wait_p95_ms,
     quantile_disc(ms, 0.99) FILTER (kind = 'delivered') AS wait_p99_ms,
@@ -275,7 +277,7 @@ SELECT
     coalesce(error_kind(error), outcome) AS kind,
     error
 FROM deliveries
-WHERE error IS NOT NULL OR outcome IN ('rejected', 'expired', 'abandoned', 'too_large', 'gone');
+WHERE error IS NOT NULL OR outcome IN ('rejected', 'expired', 'abandoned', 'too_large', 'gone', 'message_expired');
 
 CREATE OR REPLACE VIEW failure_kinds AS
 SELECT

@@ -155,6 +155,7 @@ def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, comm
     assert {name: usage["directories"] for name, usage in again.items()} == dict.fromkeys([*SCHEMAS, TABLE], 0)
 
 
+@pytest.mark.verify
 def test_later_runs_of_the_lifecycle_find_what_they_find_without_it(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
@@ -386,6 +387,7 @@ def test_columns_of_only_some_batches_are_kept(spark: SparkSession, lake: Lake) 
     assert len(found) > count
 
 
+@pytest.mark.verify
 def test_ingest_and_lifecycle_go_on_after_a_merge(
     spark: SparkSession, connection: Connection, data: Path, made: Namespace, tmp_path: Path
 ) -> None:
@@ -450,6 +452,7 @@ def is_old(row: Any, options: dict[str, int]) -> bool:
     )
 
 
+@pytest.mark.verify
 def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
     spark: SparkSession, lake: Lake, command: Command
 ) -> None:
@@ -581,6 +584,7 @@ def told_directory(spark: SparkSession, path: Path, **properties: Any) -> Direct
     return Directory(spark, path, **{**topics, "dated": True, **properties})
 
 
+@pytest.mark.verify
 def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> None:
     """Of the stories, messages that are open, lost or different stay, and dead letters, which can be redriven."""
     log = told()[0]
@@ -624,6 +628,7 @@ def deduplicated(offsets: dict[int, float]) -> Log:
     return log
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(("before_s", "left"), [(2_500, []), (290, [0, 1, 2])])
 def test_messages_with_one_deduplication_id_go_together(
     spark: SparkSession, tmp_path: Path, before_s: int, left: list[int]
@@ -642,6 +647,7 @@ def test_messages_with_one_deduplication_id_go_together(
     assert computed_again(spark, lake) == after
 
 
+@pytest.mark.verify
 @pytest.mark.parametrize(("begin", "gone"), [(0, []), (2, [0, 1])])
 def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
     spark: SparkSession, tmp_path: Path, begin: int, gone: list[int]

@@ -127,6 +127,8 @@ def test_failures_have_the_kind_of_their_error(views: duckdb.DuckDBPyConnection)
     assert found == [
         ("abandoned", "abandoned", 1, 1, 0),
         ("expired", "expired", 5, 4, 1),
+        ("message_expired", "boom", 1, 1, 1),
+        ("message_expired", "message_expired", 1, 1, 0),
         ("rejected", "bad", 4, 4, 2),
         ("released", "boom", 4, 4, 2),
     ]
@@ -225,7 +227,7 @@ def test_only_committed_files_count(audited: Directory) -> None:
         for copy in copies:
             lake.delete(copy.removeprefix(f"{lake.path}/"))
 
-    assert found == [(source.count(), 34)]
+    assert found == [(source.count(), 36)]
 
 
 @pytest.mark.parametrize(
