@@ -84,7 +84,7 @@ def _expiries_ms(
 
 
 def _expiry_ms(settings: Mapping[str, Any], trail: Trail, standing: Standing | None) -> Iterator[float]:
-    if settings.get("ordering") == "key" or trail.expires_at_ms == NEVER:
+    if settings.get("ordering") == "key" or settings.get("by_key") or trail.expires_at_ms == NEVER:
         yield inf
         return
     by_sender = inf if trail.expires_at_ms is None else trail.expires_at_ms

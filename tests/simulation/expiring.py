@@ -24,7 +24,7 @@ class Expiring:
         self._share = chosen if share is None else share
 
     def choose(self, documents: Mapping[str, dict[str, Any]]) -> None:
-        """Let the messages of some queues without ordering expire."""
+        """Let the messages of some queues that do not go by keys expire."""
         for document in documents.values():
             document |= self.document(document)
 
@@ -33,7 +33,8 @@ class Expiring:
         if not self._share:
             return {}
         expired = self._lots.choice([DROP, DEAD_LETTER])
-        if former.get("ordering") == ORDERED_BY_KEY or self._lots.random() >= self._share:
+        by_key = former.get("ordering") == ORDERED_BY_KEY or "limits" in former
+        if by_key or self._lots.random() >= self._share:
             return {"expired": expired}
         return {"expired": expired, "expires_after": self._lots.choice([0.1, 0.5, 3.0])}
 
