@@ -89,7 +89,7 @@ class Handlers:
             fold = world.plain_fold(partition, len(world.markers[partition].records) - 1)
             standing = fold.open.get((held.queue, history.name_of(held.source, message.offset)))
             if message.offset < world.messages[held.source].start:
-                # Nobody can know its key any more.
+                # No consumer can know its key any more.
                 continue
             count += standing is not None and standing.holder == history.holder_name(held.holder)
         return count

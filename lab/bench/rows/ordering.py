@@ -118,7 +118,7 @@ async def sharing(servers: str, prefix: str, count: int, unmeasured: int) -> Non
 
 
 def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
-    """Measure the messages of tenants with few messages, perhaps beside one with many."""
+    """Measure the messages of tenants with few messages, perhaps next to one with many."""
     prefix, size = bench.prefix(), bench.size
     bench.worker(prefix)
     asyncio.run(_send_busy(bench.servers, prefix, BUSY_MESSAGES if busy else 0, fair))
