@@ -89,8 +89,9 @@ class Membership:
         topics = {queue: definitions.settings(queue).topic for queue in queues}
         reads = {queue: definitions.placement(queue).reads for queue in queues}
         ordered = any(definitions.settings(queue).by_key for queue in queues)
-        changed_at = definitions.changed_at(queues)
-        return serving(names.messages, queues, topics, reads, changed_at, definitions.skipped, ordered=ordered)
+        changed_at, skipped = definitions.changed_at(queues), definitions.skipped
+        limited = [queue for queue in queues if definitions.settings(queue).limited]
+        return serving(names.messages, queues, topics, reads, changed_at, skipped, ordered=ordered, limited=limited)
 
     def refuse_empty(self, definitions: Definitions) -> None:
         """Raise ConfigError if no queue's settings name the group."""

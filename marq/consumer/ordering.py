@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -158,8 +158,9 @@ class PendingRetry:
     outdated: bool = False
     #: True while it waits for a delay without having its turn.
     parked: bool = False
-    #: True while it has its turn because another consumer may have begun it.
-    occupies: bool = False
+    #: True if it has its turn to be delivered again; False while it has that of its former delivery, or of another
+    #: consumer's.
+    turn: bool = False
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
     #: The first ``row``, from which each answer starts.
@@ -264,10 +265,13 @@ class Ordering:
         self.settings = settings
         #: The queues with ordering that are served, and those of them that are paused.
         self.queues: frozenset[str] = frozenset()
+        self._served = 0
         self._paused: frozenset[str] = frozenset()
         self._keys: dict[Key, KeyQueues] = {}
         #: The turns in queues with limits or fairness.
         self.turns: dict[str, Turns[KeyQueues]] = {}
+        #: When the present partitions were assigned.
+        self.assigned_s = 0.0
         #: Sources that are being resumed, and how many of their queues still wait for an answer.
         self._resuming: Counter[Source] = Counter()
         #: True once the receiver stops delivering.
@@ -312,10 +316,13 @@ class Ordering:
     def next_due_s(self) -> float:
         """When to call :meth:`next_steps` at the latest, if nothing else happens."""
         next_s = min(self._later[0][0] if self._later else inf, self._commit_s)
-        return min([next_s, *[turns.next_s for turns in self.turns.values()]]) if self.turns else next_s
+        return min([next_s, *[turns.next_s for _, turns in self._unpaused()]]) if self.turns else next_s
+
+    def _unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
+        return [(queue, turns) for queue, turns in self.turns.items() if queue not in self._paused]
 
     def _take_turns(self, now_s: float) -> None:
-        for turns in self.turns.values():
+        for _, turns in self._unpaused():
             for keys, offsets in turns.take(now_s):
                 keys.take_turns(offsets, now_s)
 
@@ -336,15 +343,29 @@ class Ordering:
     def serve(self, shares: Mapping[str, float]) -> None:
         """Note the settings of these queues, and which share of their partitions this receiver has."""
         settings = {queue: self.settings.queue(queue) for queue in shares}
+        self._served = len(settings)
         self.queues = frozenset(queue for queue, its in settings.items() if its.by_key)
         self._paused = frozenset(queue for queue in self.queues if settings[queue].paused)
+        for queue in self.turns.keys() - self.queues:
+            del self.turns[queue]
         for queue in self.queues:
             its, turns = settings[queue], self.turns.get(queue)
             if turns is not None:
                 turns.apply(its, shares[queue])
-            elif its.limits is not None or its.fair:
-                # Sources that are read already continue in order until they are resumed again.
+            elif its.limited:
                 self.turns[queue] = Turns(its, shares[queue])
+
+    def assigned(self, partitions: Collection[Source], now_s: float) -> None:
+        """Note which partitions are assigned now."""
+        self.assigned_s = now_s
+        for turns in self.turns.values():
+            turns.keep(partitions)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether messages are read although no handler wants them; not if those of other queues would be, too."""
+        turns = [self.turns[queue] for queue in self.queues if queue in self.turns and queue not in self._paused]
+        return self._served == len(turns) > 0 and all(each.reads_ahead for each in turns)
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
@@ -567,7 +588,9 @@ class KeyQueues:
         self._values: dict[int, bytes | None] = {}
         self.size = 0
         turns = ordering.turns.get(self.queue)
-        self._order: KeyOrder | Lines[KeyQueues] = KeyOrder() if turns is None else turns.line(self, now_s)
+        self._order: KeyOrder | Lines[KeyQueues] = (
+            KeyOrder() if turns is None else turns.line(self, ordering.assigned_s, self.source.log)
+        )
         if isinstance(self._order, Lines):
             leased = {offset: message.until_s for offset, message in unread.items() if message.leased}
             self._order.wait_for(leased, max(leased.values(), default=now_s))
@@ -660,22 +683,25 @@ class KeyQueues:
         if isinstance(order, KeyOrder):
             return
         if not message.leased:
-            if not self._ordering.turns[self.queue].strict:
-                self._park(retry)
+            self._park(retry)
         elif not order.is_first(offset):
             # The others wait in the other consumer's memory, as they do here.
-            order.awaited.discard(offset)
+            order.known(offset)
             if retry.parked or order.is_early(offset):
-                retry.parked, retry.occupies = False, True
+                retry.parked = False
                 order.occupy(offset)
 
     def _park(self, retry: PendingRetry) -> None:
+        """Let a message wait for its delay, or for its next turn."""
         assert isinstance(self._order, Lines)
-        retry.parked, retry.occupies = True, False
+        retry.parked, retry.turn = True, False
         self._order.park(retry.offset)
 
     def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
         """Continue with messages whose turn it is."""
+        for offset in offsets:
+            if offset in self._retries:
+                self._retries[offset].turn = True
         self._continue(offsets, now_s)
 
     def _unadded(self, records: Records) -> Records:
@@ -710,7 +736,7 @@ class KeyQueues:
                 # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
-                self._retry(PendingRetry(row, asks=asks, seen=False), now_s)
+                self._retry(PendingRetry(row, asks=asks, seen=False, turn=True), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
@@ -737,7 +763,8 @@ class KeyQueues:
             self._ordering.later(self, retry)
             return
         if retry.parked and not retry.asks:
-            retry.parked = False
+            # It may wait for its turn for long, and end meanwhile.
+            retry.parked, retry.asks = False, True
             assert isinstance(self._order, Lines)
             self._order.rejoin(offset)
             return
@@ -811,8 +838,7 @@ class KeyQueues:
                 self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
-        if retry.occupies:
-            # More may have been leased than have their turns now.
+        if isinstance(self._order, Lines) and not retry.turn:
             self._park(retry)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:

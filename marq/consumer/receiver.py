@@ -45,6 +45,7 @@ from marq.consumer.ordering import (
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer, SuspectTurn
 from marq.consumer.starts import Starts, is_suspect, turn_of
 from marq.consumer.tracker_queries import TrackerQueries, questions_about
+from marq.consumer.turns import Turns
 from marq.consumer.writer import OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
@@ -52,6 +53,7 @@ from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.leases.circuit_breaker import CLOSED
 from marq.leases.held import Ended, LeasedBatch, Lost
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
@@ -279,6 +281,10 @@ class Receiver:
         self._holder = self._next_holders[0] if self._next_holders else self._new_holder()
         self._next_holders = []
         self._apply_shares()
+        if self.ordering.turns:
+            topics = [self._serving.messages, *self._serving.own_topics.values()]
+            assigned = {Source(topic, number) for topic in topics for number in self._reader.assigned_of(topic)[0]}
+            self.ordering.assigned(assigned, self._now_s())
 
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
@@ -306,6 +312,8 @@ class Receiver:
         """Fetch the next batch while earlier cycles are in progress."""
         while not self._stopping:
             self._changed.clear()
+            if self.ordering.turns:
+                self._take_steps()
             if self._cycles.have_to_end(self._fetched.count):
                 await self._end_cycle()
                 continue
@@ -328,7 +336,7 @@ class Receiver:
         most, pending = self._settings.max_in_flight, self._cycles.pending
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
         room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
-        if any(turns.reads_ahead for turns in self.ordering.turns.values()):
+        if self.ordering.reads_ahead and not self.gate.breakers:
             # The next turn may be that of a key whose messages come after many others.
             room = max(room, READ_AHEAD)
         return max(0, room) if self.ordering.has_room else 0
@@ -622,20 +630,30 @@ class Receiver:
         if self._stopping:
             return
         for queue, turns in self.ordering.turns.items():
-            turns.wanted = self._wanted(queue, turns.running)
+            turns.wanted = self._wanted(queue, turns)
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
             self._take(steps)
         if self.ordering.next_due_s < self._next_step_s:
             self.writer.wake()
 
-    def _wanted(self, queue: str, running: int) -> int:
-        """Return how many messages of a queue may have their turns now, if those behind them might come first."""
-        buffer = self.prefetch.buffers[queue]
-        handled = sum([len(pool.running) for pool in buffer.pools])
-        idle = max(0, buffer.handler_demand - handled)
-        ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
-        return running + max(idle + ahead, buffer.call_demand) - len(buffer.ready)
+    def _wanted(self, queue: str, turns: Turns[Any]) -> float:
+        """Return how many messages of a queue may have their turns now."""
+        breaker, more = self.gate.breakers.get(queue), inf
+        if turns.sparing:
+            # Those behind them might come first later.
+            buffer = self.prefetch.buffers[queue]
+            handled = [message.queue for pool in buffer.pools for message in pool.running]
+            idle = max(0, buffer.handler_demand - len(handled))
+            ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
+            # Other queues may share the buffer.
+            ready = len(buffer.ready)
+            if self.prefetch.is_shared:
+                ready = min(ready, max(0, turns.running - handled.count(queue)))
+            more = max(idle + ahead, buffer.call_demand) - ready
+        if breaker is not None and breaker.state != CLOSED:
+            more = min(more, breaker.room(1))
+        return turns.running + more
 
     def _take(self, steps: Steps) -> None:
         for run in steps.deliver:

@@ -2,8 +2,8 @@
 
 Messages of a queue with ``limits`` or ``fair`` wait in the line of their key. Keys take turns: each :meth:`Turns.take`
 gives the next message of the key that has waited longest since its last turn, if neither the key nor the queue is at a
-limit. A message has its turn until it has ended, its delay begins, or its source is given up. A message without a key
-is a key of its own.
+limit. A message has its turn until it has ended, it is to be delivered again, or its source is given up. A message
+without a key is a key of its own.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable
 from itertools import count, islice
 from math import inf
 from typing import Generic, TypeVar
@@ -26,8 +26,8 @@ from marq.settings.queue import QueueSettings
 
 #: How many keys may have the memory of a rate before those that may begin at once are forgotten.
 _MAX_KEYS = 10_000
-#: How many messages of a key a former consumer may have begun, at most.
-_MAX_EARLY = 64
+#: How many messages of a key a former consumer may have begun, if no limit says so, and at most.
+_EARLY, _MAX_EARLY = 64, 1_000
 _NO_LIMITS = Limits()
 #: How long messages of other consumers are awaited after the ends of their leases, in case they can't be read.
 _AWAIT_S = 60.0
@@ -47,7 +47,7 @@ class Turns(Generic[L]):
         self.lines: dict[L, Lines[L]] = {}
         #: How many messages have their turns.
         self.running = 0
-        #: How many of them handlers and calls want at a time.
+        #: How many may have their turns now, because handlers and calls want them, and a circuit breaker admits them.
         self.wanted: float = inf
         self._numbers = count()
         self._taken_s = -inf
@@ -55,13 +55,15 @@ class Turns(Generic[L]):
         self._queue: list[tuple[int, Lines[L], Key]] = []
         #: Keys whose rate lets their next message begin later.
         self._later: list[tuple[float, int, Lines[L], Key]] = []
-        self._pace_s = 0.0
+        self._pace_s = -inf
+        #: Of sources that this receiver may keep, by place: when it began with them, and the rates of their keys.
+        self._kept: dict[Hashable, tuple[float, dict[Key, float]]] = {}
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
         """Apply the settings; the partitions of this receiver are this ``share`` of all."""
         self.limits, self._share = settings.limits or _NO_LIMITS, share
-        #: Messages of a key are delivered one after the other, and keep their turns while they wait for a retry.
+        #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
         #: Whether no more messages are given than are wanted now, because a later one may come first.
         self.sparing = settings.fair or self.limits.rate is not None or self.limits.per_key.rate is not None
@@ -69,21 +71,33 @@ class Turns(Generic[L]):
         self.reads_ahead = settings.fair
         most = self.limits.concurrency
         self._most = inf if most is None else max(1, int(most * share))
+        self._pace_s = _capped(self._pace_s, self.limits.rate, self._taken_s, share)
+        # A higher rate applies at once.
+        later, self._later = self._later, []
+        for _, _, lines, key in later:
+            self._offer(lines, key)
         for lines in self.lines.values():
-            lines.apply()
+            lines.apply(self._taken_s)
 
-    def line(self, source: L, now_s: float) -> Lines[L]:
-        """Begin with a source."""
-        lines = self.lines[source] = Lines(self, source, now_s)
+    def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
+        """Begin with a source at ``place``, which this receiver has had since ``began_s``."""
+        kept = self._kept.get(place)
+        lines = self.lines[source] = Lines(self, source, place, *(kept or (began_s, {})))
         rate = self.limits.rate
-        if rate is not None:
-            self._pace_s = max(self._pace_s, _first_s(rate, now_s, self._share))
+        if rate is not None and kept is None:
+            burst_s = (rate.burst(self._share) - 1) * rate.interval_s / self._share
+            self._pace_s = max(self._pace_s, began_s + rate.interval_s + burst_s)
         return lines
 
     def give_up(self) -> None:
         """Forget all sources."""
+        self._kept |= {lines.place: (lines.began_s, lines.paces_s) for lines in self.lines.values()}
         self.lines.clear()
         self._queue, self._later, self.running = [], [], 0
+
+    def keep(self, places: Collection[Hashable]) -> None:
+        """Forget the rates of all places but these: other receivers may begin messages there."""
+        self._kept = {place: kept for place, kept in self._kept.items() if place in places}
 
     def take(self, now_s: float) -> list[tuple[L, list[int]]]:
         """Return the messages that have their turns now, by source."""
@@ -97,13 +111,11 @@ class Turns(Generic[L]):
             self._offer(lines, key)
         found: dict[L, list[int]] = {}
         # Those that are awaited count for the queue, too.
-        most = min(self._most - awaited, self.wanted) if self.sparing else self._most - awaited
-        held: list[tuple[int, Lines[L], Key]] = []
+        most = min(self._most - awaited, self.wanted)
         while self._queue and self.running < most and now_s >= self._may_begin_s:
-            entry = heapq.heappop(self._queue)
-            _, lines, key = entry
+            _, lines, key = heapq.heappop(self._queue)
             if lines.awaited:
-                held.append(entry)
+                lines.held.append(key)
                 continue
             offset = lines.next_of(key)
             if offset is None or lines.is_full(key):
@@ -118,8 +130,6 @@ class Turns(Generic[L]):
                 self._pace_s = max(self._pace_s, now_s) + self.limits.rate.interval_s / self._share
             found.setdefault(lines.source, []).append(offset)
             self._offer(lines, key)
-        for entry in held:
-            heapq.heappush(self._queue, entry)
         return list(found.items())
 
     @property
@@ -144,6 +154,12 @@ class Turns(Generic[L]):
             lines.queued.add(key)
             self._offer(lines, key)
 
+    def offer_held(self, lines: Lines[L]) -> None:
+        """Let the keys of a source take turns when the messages of other consumers are known."""
+        held, lines.held = lines.held, []
+        for key in held:
+            self._offer(lines, key)
+
     def _offer(self, lines: Lines[L], key: Key) -> None:
         heapq.heappush(self._queue, (next(self._numbers), lines, key))
 
@@ -151,30 +167,43 @@ class Turns(Generic[L]):
 class Lines(Generic[L]):
     """The messages of one source, in a line for each key."""
 
-    def __init__(self, turns: Turns[L], source: L, now_s: float) -> None:
-        self.source = source
+    def __init__(self, turns: Turns[L], source: L, place: Hashable, began_s: float, paces_s: dict[Key, float]) -> None:
+        self.source, self.place, self.began_s = source, place, began_s
         self._turns = turns
-        self._began_s = now_s
         #: The key of each message.
         self._keys: dict[int, Key] = {}
+        #: The messages of each key that wait for their first turn here, and those that are to be delivered again.
         self._lines: dict[Key, deque[int]] = {}
+        self._again: dict[Key, deque[int]] = {}
+        #: Keys whose last turn was that of a message that was delivered again: the next one is another's.
+        self._repeated: set[Key] = set()
         #: The messages that have their turns, and how many of each key.
         self._begun: set[int] = set()
         self._running: dict[Key, int] = {}
-        #: The rates of keys that had a turn lately.
-        self._paces_s: dict[Key, float] = {}
-        #: The keys that :class:`Turns` has queued.
+        #: The rates of keys that had a turn lately, and at how many of them the others are forgotten.
+        self.paces_s = paces_s
+        self._most_paces = max(_MAX_KEYS, 2 * len(paces_s))
+        #: The keys that :class:`Turns` has queued; of these, those that wait until other consumers' messages are known.
         self.queued: set[Key] = set()
+        self.held: list[Key] = []
         #: Messages that other consumers have leased, and whose keys are not known yet.
         self.awaited: set[int] = set()
         self.awaited_until_s = 0.0
-        #: Messages that wait for a delay.
+        #: Messages that wait for a delay; with ordering, no other message of their keys has its turn meanwhile.
         self._parked: set[int] = set()
+        self._stopped: set[Key] = set()
 
-    def apply(self) -> None:
+    def apply(self, now_s: float) -> None:
         """Offer the keys that changed limits may no longer hold back."""
-        for key in self._lines:
+        rate = self._turns.limits.per_key.rate
+        self.paces_s = {key: _capped(pace_s, rate, now_s) for key, pace_s in self.paces_s.items() if rate is not None}
+        for key in {*self._lines, *self._again}:
             self._turns.offer(self, key)
+
+    @property
+    def strict(self) -> bool:
+        """Whether a message is delivered only after all earlier ones of its key."""
+        return self._turns.strict
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
         """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
@@ -194,7 +223,7 @@ class Lines(Generic[L]):
         for offset in offsets:
             key = self._keys.pop(offset, None)
             if key is not None:
-                self._parked.discard(offset)
+                self._unpark(offset, key)
                 self._end(offset, key)
         return []
 
@@ -204,7 +233,8 @@ class Lines(Generic[L]):
 
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
-        most = 1 if self._turns.strict else min(self._turns.limits.per_key.concurrency or _MAX_EARLY, _MAX_EARLY)
+        limits = self._turns.limits
+        most = 1 if self.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
         return offset in islice(self._lines.get(self._keys[offset], ()), most)
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
@@ -213,6 +243,10 @@ class Lines(Generic[L]):
         # Their handlers may renew the leases.
         self.awaited_until_s = until_s + _AWAIT_S
 
+    def known(self, offset: int) -> None:
+        """Note that the key of a message that another consumer has leased is known."""
+        self.awaited.discard(offset)
+
     def known_to(self, end: int) -> None:
         """Note that all records before this offset were read: awaited ones that are not here are gone."""
         self.awaited = {offset for offset in self.awaited if offset >= end}
@@ -220,23 +254,32 @@ class Lines(Generic[L]):
     def occupy(self, offset: int) -> None:
         """Note that another consumer has a message: it has its turn."""
         self.awaited.discard(offset)
-        self._parked.discard(offset)
-        if offset not in self._begun and offset in self._keys:
-            self._begin(self._keys[offset], offset)
+        if offset in self._keys:
+            key = self._keys[offset]
+            self._unpark(offset, key)
+            if offset not in self._begun:
+                self._begin(key, offset)
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for its delay."""
+        """Take the turn of a message that waits for a delay, or for its next turn."""
         key = self._keys.get(offset)
         if key is not None:
             self._parked.add(offset)
+            if self.strict:
+                self._stopped.add(key)
             self._end(offset, key)
 
     def rejoin(self, offset: int) -> None:
-        """Let a message wait for its next turn, before the others of its key."""
+        """Let a parked message wait for its next turn; keys take turns between such messages and new ones."""
         key = self._keys[offset]
-        self._parked.discard(offset)
-        self._lines.setdefault(key, deque()).appendleft(offset)
+        self._unpark(offset, key)
+        self._again.setdefault(key, deque()).append(offset)
         self._turns.offer(self, key)
+
+    def _unpark(self, offset: int, key: Key) -> None:
+        if offset in self._parked:
+            self._parked.discard(offset)
+            self._stopped.discard(key)
 
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
@@ -244,21 +287,32 @@ class Lines(Generic[L]):
         """Await no messages whose leases have ended, and that can't be read."""
         if self.awaited and now_s >= self.awaited_until_s:
             self.awaited.clear()
+        if self.held and not self.awaited:
+            self._turns.offer_held(self)
 
     def next_of(self, key: Key) -> int | None:
-        """Return the next message of a key; forget those that have ended, or have their turns."""
-        line = self._lines.get(key)
+        """Return the next message of a key."""
+        again, new = self._first(self._again, key), self._first(self._lines, key)
+        if again is None or (new is not None and key in self._repeated and not self.strict):
+            return new
+        return again
+
+    def _first(self, lines: dict[Key, deque[int]], key: Key) -> int | None:
+        """Return the first message of a line; forget those that have ended, have their turns, or wait elsewhere."""
+        line = lines.get(key)
         while line:
             offset = line[0]
             if offset in self._keys and offset not in self._begun and offset not in self._parked:
                 return offset
             line.popleft()
-        self._lines.pop(key, None)
+        lines.pop(key, None)
         return None
 
     def is_full(self, key: Key) -> bool:
         """Return whether as many messages of a key run as may."""
-        most = 1 if self._turns.strict else self._turns.limits.per_key.concurrency
+        if key in self._stopped:
+            return True
+        most = 1 if self.strict else self._turns.limits.per_key.concurrency
         return most is not None and self._running.get(key, 0) >= most
 
     def begins_s(self, key: Key) -> float:
@@ -266,18 +320,25 @@ class Lines(Generic[L]):
         rate = self._turns.limits.per_key.rate
         if rate is None or isinstance(key, int):
             return -inf
-        return _begins_s(rate, self._paces_s.get(key, _first_s(rate, self._began_s)))
+        return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
 
     def begin(self, key: Key, offset: int, now_s: float) -> None:
         """Give a message its turn."""
-        self._lines[key].popleft()
+        again = self._again.get(key)
+        if again and again[0] == offset:
+            again.popleft()
+            self._repeated.add(key)
+        else:
+            self._lines[key].popleft()
+            self._repeated.discard(key)
         self._begin(key, offset)
         rate = self._turns.limits.per_key.rate
         if rate is not None and not isinstance(key, int):
-            if len(self._paces_s) >= _MAX_KEYS:
-                self._paces_s = {other: pace_s for other, pace_s in self._paces_s.items() if pace_s > now_s}
-            pace_s = self._paces_s.get(key, _first_s(rate, self._began_s))
-            self._paces_s[key] = max(pace_s, now_s) + rate.interval_s
+            if len(self.paces_s) >= self._most_paces:
+                self.paces_s = {other: pace_s for other, pace_s in self.paces_s.items() if pace_s > now_s}
+                self._most_paces = max(_MAX_KEYS, 2 * len(self.paces_s))
+            pace_s = self.paces_s.get(key, _first_s(rate, self.began_s))
+            self.paces_s[key] = max(pace_s, now_s) + rate.interval_s
 
     def _begin(self, key: Key, offset: int) -> None:
         self._begun.add(offset)
@@ -295,13 +356,23 @@ class Lines(Generic[L]):
                 del self._running[key]
         if self.next_of(key) is not None:
             self._turns.offer(self, key)
+        else:
+            self._repeated.discard(key)
 
 
 def _begins_s(rate: Rate, pace_s: float, share: float = 1.0) -> float:
     """Return when the next message may begin, given when the rate would let it begin without bursts."""
-    return pace_s - (rate.burst - 1) * rate.interval_s / share - _ROUNDING_S
+    return pace_s - (rate.burst(share) - 1) * rate.interval_s / share - _ROUNDING_S
 
 
-def _first_s(rate: Rate, now_s: float, share: float = 1.0) -> float:
-    """Return the pace after another consumer may have used all of a rate up to now."""
-    return now_s + rate.burst * rate.interval_s / share
+def _first_s(rate: Rate, now_s: float) -> float:
+    """Return the pace of a key after another consumer may have used all of its rate up to now."""
+    return now_s + rate.burst() * rate.interval_s
+
+
+def _capped(pace_s: float, rate: Rate | None, now_s: float, share: float = 1.0) -> float:
+    """Return a pace of a former rate, as late as this one allows."""
+    if rate is None:
+        return -inf
+    # Before the first take, no message has begun here.
+    return pace_s if now_s == -inf else min(pace_s, now_s + rate.burst(share) * rate.interval_s / share)

@@ -47,7 +47,8 @@ def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
     if key in ("limits", "fair"):
         return (
             f"queue {queue!r}: {key} can't be removed while the queue has messages ({messages}), because its consumers"
-            f" would not deliver them again: wait until all are processed, or lift the limits with limits = {{}}"
+            " would not deliver them again: wait until all are processed, or set limits = {}, which lifts all limits,"
+            " and fair = false"
         )
     return (
         f"queue {queue!r}: {key} can't change while the queue has messages ({messages}), because messages of the same"

@@ -33,10 +33,9 @@ class Rate:
         """The time between two messages."""
         return _UNITS[self.unit] / self.count
 
-    @property
-    def burst(self) -> int:
-        """How many messages may begin at once after a pause."""
-        return max(1, int(_BURST_S / self.interval_s))
+    def burst(self, share: float = 1.0) -> int:
+        """Return how many messages of a share of the rate may begin at once after a pause."""
+        return max(1, int(_BURST_S * share / self.interval_s))
 
     @classmethod
     def parse(cls, value: object) -> Rate:

@@ -119,7 +119,12 @@ class QueueSettings:
     @property
     def by_key(self) -> bool:
         """Whether its consumers decide by key which message is next, and messages keep their places until then."""
-        return self.ordered or self.limits is not None or self.fair
+        return self.ordered or self.limited
+
+    @property
+    def limited(self) -> bool:
+        """Whether keys take turns (:mod:`marq.consumer.turns`)."""
+        return self.limits is not None or self.fair
 
     @property
     def ordered(self) -> bool:

@@ -34,6 +34,8 @@ class HandledQueue:
     topic: str | None = None
     reads: Partitions = None
     types: Mapping[str, str] = field(default_factory=dict)
+    #: Whether it has limits or fairness: a running process can't change how it receives.
+    limited: bool = False
 
     @property
     def handlers(self) -> list[str]:
@@ -113,7 +115,7 @@ def handler_groups(
             settings, reads = definitions.settings(queue), definitions.placement(queue).reads
             group = definitions.group(queue) or handlers_group(project)
             groups.setdefault(group, {})[queue] = HandledQueue(
-                handler, settings.concurrency, settings.topic, reads, typed
+                handler, settings.concurrency, settings.topic, reads, typed, settings.limited
             )
     return {
         name: HandlerGroup(

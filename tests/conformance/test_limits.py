@@ -153,6 +153,74 @@ async def test_limits_change_while_consumers_run(backend: Backend) -> None:
     await backend.statistics(queue, acked=10, redelivered=0)
 
 
+async def test_an_ordered_queue_gets_limits_while_its_consumers_run(backend: Backend) -> None:
+    queue = await backend.new_queue(ordering="key", partitions=1)
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.define(queue, limits={"concurrency": 2})
+        for number in range(12):
+            await backend.producer.send(queue, b"x", ordering_key=str(number))
+        await backend.until(lambda: len(watched.done) == 12)
+
+    assert watched.most == 2
+    await backend.statistics(queue, acked=12, redelivered=0)
+
+
+async def test_a_queue_that_is_paused_gives_no_turns(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"concurrency": 2}, fair=True, partitions=1)
+    watched, consumer = Watched(backend), backend.consumer(queue)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.producer.send_many(queue, [b"x"] * 10)
+        await backend.until(lambda: len(watched.done) >= 2)
+        await backend.define(queue, paused=True)
+        await backend.advance(3)
+        paused_at = len(watched.done)
+        await backend.define(queue, paused=False)
+        await backend.until(lambda: len(watched.done) == 10)
+
+    assert paused_at < 10
+    assert watched.most == 2
+    await backend.statistics_of_open(queue, acked=10)
+
+
+async def test_a_fair_queue_takes_no_room_of_another_queue_of_its_group(backend: Backend) -> None:
+    group = backend.new_name("group")
+    fair = await backend.new_queue(fair=True, group=group)
+    plain = await backend.new_queue(group=group)
+    watched = Watched(backend, 0.001)
+    async with backend.consumer(group=group, max_in_flight=50) as consumer:
+        await backend.producer.send_many(plain, [b"plain"] * 500)
+        await backend.producer.send_many(fair, [b"fair"] * 10)
+        messages = await take(consumer)
+        assert consumer._running is not None
+        assert consumer._running.receiver.prefetch.in_flight <= 50
+        await consumer.ack(messages)
+        running_task = asyncio.create_task(consumer.run(watched, concurrency=5))
+        await backend.until(lambda: len(watched.done) + len(messages) == 510)
+        running_task.cancel()
+        await asyncio.wait([running_task])
+
+
+async def test_a_retry_waits_for_the_rate_as_other_messages_do(backend: Backend) -> None:
+    queue = await backend.new_queue(limits={"rate": "4/s"}, partitions=1, backoff=[0], max_attempts=4)
+    begun_s = []
+
+    async def fail(message: marq.Message) -> None:
+        begun_s.append(backend.now_s())
+        raise ValueError("no")
+
+    await backend.producer.send(queue, b"x")
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(fail)):
+        await backend.until(lambda: len(begun_s) == 4)
+
+    assert begun_s[-1] - begun_s[0] >= 0.7
+    [dead] = await backend.dead_letters(queue)
+    assert dead.value == b"x"
+
+
 async def test_limits_of_a_queue_with_messages_are_lifted_and_not_removed(backend: Backend) -> None:
     queue = await backend.new_queue(limits={"concurrency": 1}, partitions=1)
     await backend.producer.send_many(queue, [b"1", b"2"])

@@ -54,7 +54,7 @@ def test_a_key_at_its_limit_stops_only_itself() -> None:
     assert given(turns) == [2]
 
 
-def test_a_message_that_waits_for_its_delay_leaves_its_turn_to_others_and_comes_back_first() -> None:
+def test_a_message_that_waits_for_its_delay_leaves_its_turn_to_others_and_comes_back_before_them() -> None:
     turns = turns_of(per_key={"concurrency": 1})
     lines = line_of(turns, A, A, A)
 
@@ -67,6 +67,91 @@ def test_a_message_that_waits_for_its_delay_leaves_its_turn_to_others_and_comes_
     assert given(turns) == [0]
     lines.remove([0])
     assert given(turns) == [2]
+
+
+def test_a_message_that_fails_again_and_again_takes_every_other_turn_of_its_key() -> None:
+    turns = turns_of(per_key={"rate": "1/s"})
+    lines = line_of(turns, A, A, A)
+    begun = []
+
+    for now_s in range(1, 6):
+        begun += given(turns, now_s)
+        if begun[-1] == 0:
+            lines.park(0)
+            lines.rejoin(0)
+
+    assert begun == [0, 0, 1, 0, 2]
+
+
+def test_with_ordering_a_key_that_waits_for_a_retry_stops_itself_and_no_other_key() -> None:
+    turns = turns_of(ordered=True, concurrency=1)
+    lines = line_of(turns, A, A, B)
+
+    assert given(turns) == [0]
+    lines.park(0)
+    assert given(turns) == [2]
+    lines.remove([2])
+    assert given(turns) == []
+    lines.rejoin(0)
+    assert given(turns) == [0]
+    lines.remove([0])
+    assert given(turns) == [1]
+
+
+def test_with_ordering_a_parked_message_that_ends_lets_its_key_go_on() -> None:
+    turns = turns_of(ordered=True, concurrency=1)
+    lines = line_of(turns, A, A)
+    assert given(turns) == [0]
+
+    lines.park(0)
+    lines.remove([0])
+
+    assert given(turns) == [1]
+
+
+@pytest.mark.parametrize("later", [{}, {"rate": "10/s", "per_key": {"rate": "10/s"}}])
+def test_a_lifted_or_raised_rate_applies_at_once(later: dict[str, Any]) -> None:
+    turns = turns_of(rate="1/h", per_key={"rate": "1/h"})
+    line_of(turns, A, A)
+    assert given(turns, 3_600.0) == [0]
+    assert given(turns, 3_601.0) == []
+
+    turns.apply(QueueSettings(limits=Limits.read(later)), 1.0)
+
+    assert given(turns, 3_601.2) == [1]
+
+
+def test_rates_go_on_in_partitions_that_a_receiver_keeps() -> None:
+    turns = turns_of(rate="1/h", per_key={"rate": "1/h"})
+    turns.line("s", 0.0, "p0").add([0, 1], [A, A])
+    assert given(turns, 3_600.0) == [0]
+
+    turns.give_up()
+    turns.keep({"p0"})
+    turns.line("again", 5_000.0, "p0").add([1, 2], [A, A])
+    assert given(turns, 7_199.0) == []
+    assert given(turns, 7_200.0) == [1]
+
+    turns.give_up()
+    turns.keep(set())
+    turns.line("later", 8_000.0, "p0").add([2], [A])
+    assert given(turns, 11_599.0) == []
+    assert given(turns, 11_600.0) == [2]
+
+
+def test_a_burst_is_shared_out_like_the_rate() -> None:
+    turns = turns_of(0.1, rate="200/s")
+    line_of(turns, *[None] * 100)
+
+    assert len(given(turns, 60.0)) == 2
+
+
+def test_many_keys_with_rates_cost_little() -> None:
+    turns = turns_of(per_key={"rate": "1/h"})
+    line_of(turns, *[b"%d" % number for number in range(40_000)])
+
+    assert len(given(turns, 3_600.0)) == 40_000
+    assert len(turns.lines["s"].paces_s) == 40_000
 
 
 def test_with_ordering_a_key_has_one_turn_at_a_time() -> None:
@@ -115,6 +200,8 @@ def test_a_source_that_waits_for_others_does_not_stop_another_source() -> None:
     # The awaited one counts.
     assert given(turns) == [100]
     turns.lines["s"].known_to(10)
+    assert given(turns) == [101]
+    turns.lines["t"].remove([100])
     assert given(turns) == [0]
 
 
