@@ -32,10 +32,10 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         LIMITS,
-        "all messages whose leases have ended at once get their turns",
+        "a message that is to be delivered again needs no other turn",
         _ORDERING,
         "limit",
-        ("        if retry.occupies:\n", "        if False:\n"),
+        ("        if isinstance(self._order, Lines) and not retry.turn:\n", "        if False:\n"),
     ),
     mutant(
         LIMITS,
@@ -43,7 +43,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "stuck",
         (
-            "                self._parked.discard(offset)\n                self._end(offset, key)\n",
+            "                self._unpark(offset, key)\n                self._end(offset, key)\n",
             "                pass\n",
         ),
     ),
