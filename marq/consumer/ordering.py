@@ -541,12 +541,23 @@ class Ordering:
             if (keys := self._of(outcomes.batch)) is not None:
                 keys.settled(*outcomes, now_s)
                 self.uncommitted(now_s)
+            else:
+                ended_here = [release.offset for release in outcomes.released]
+                ended_here += [*outcomes.acked, *[offset for offset, _ in outcomes.rejected]]
+                self._end_former(outcomes.batch, ended_here)
 
     def lost(self, batch: LeasedBatch, offsets: Sequence[int], now_s: float) -> None:
         """Note that leases have ended by this client's clock."""
         if (keys := self._of(batch)) is not None:
             keys.lost(batch, offsets, now_s)
             self.uncommitted(now_s)
+        else:
+            self._end_former(batch, offsets)
+
+    def _end_former(self, batch: LeasedBatch, offsets: Iterable[int]) -> None:
+        """Note that messages of a former assignment no longer run here."""
+        if batch.queue in self.turns:
+            self.turns[batch.queue].end_former(batch.source.log, offsets)
 
     def moved_to(self, former: LeasedBatch, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Note that messages are in another batch now."""

@@ -58,6 +58,8 @@ class Turns(Generic[L]):
         self._pace_s = -inf
         #: Of sources that this receiver may keep, by place: when it began with them, and the rates of their keys.
         self._kept: dict[Hashable, tuple[float, dict[Key, float]]] = {}
+        #: Messages that had their turns in sources that were given up, until the sources are known again.
+        self._former: dict[Hashable, set[int]] = {}
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
@@ -82,6 +84,7 @@ class Turns(Generic[L]):
     def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
         """Begin with a source at ``place``, which this receiver has had since ``began_s``."""
         kept = self._kept.get(place)
+        self._former.pop(place, None)
         lines = self.lines[source] = Lines(self, source, place, *(kept or (began_s, {})))
         rate = self.limits.rate
         if rate is not None and kept is None:
@@ -92,17 +95,25 @@ class Turns(Generic[L]):
     def give_up(self) -> None:
         """Forget all sources."""
         self._kept |= {lines.place: (lines.began_s, lines.paces_s) for lines in self.lines.values()}
+        for lines in self.lines.values():
+            self._former.setdefault(lines.place, set()).update(lines.begun)
         self.lines.clear()
         self._queue, self._later, self.running = [], [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
-        """Forget the rates of all places but these: other receivers may begin messages there."""
+        """Forget all places but these: other receivers begin messages there, and count those that run."""
         self._kept = {place: kept for place, kept in self._kept.items() if place in places}
+        self._former = {place: offsets for place, offsets in self._former.items() if place in places}
+
+    def end_former(self, place: Hashable, offsets: Iterable[int]) -> None:
+        """Note that messages of a former assignment no longer run."""
+        if place in self._former:
+            self._former[place].difference_update(offsets)
 
     def take(self, now_s: float) -> list[tuple[L, list[int]]]:
         """Return the messages that have their turns now, by source."""
         self._taken_s = now_s
-        awaited = 0
+        awaited = sum(map(len, self._former.values()))
         for lines in self.lines.values():
             lines.pass_time(now_s)
             awaited += len(lines.awaited)
@@ -178,7 +189,7 @@ class Lines(Generic[L]):
         #: Keys whose last turn was that of a message that was delivered again: the next one is another's.
         self._repeated: set[Key] = set()
         #: The messages that have their turns, and how many of each key.
-        self._begun: set[int] = set()
+        self.begun: set[int] = set()
         self._running: dict[Key, int] = {}
         #: The rates of keys that had a turn lately, and at how many of them the others are forgotten.
         self.paces_s = paces_s
@@ -229,7 +240,7 @@ class Lines(Generic[L]):
 
     def is_first(self, offset: int) -> bool:
         """Return whether a message has its turn."""
-        return offset in self._begun
+        return offset in self.begun
 
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
@@ -257,7 +268,7 @@ class Lines(Generic[L]):
         if offset in self._keys:
             key = self._keys[offset]
             self._unpark(offset, key)
-            if offset not in self._begun:
+            if offset not in self.begun:
                 self._begin(key, offset)
 
     def park(self, offset: int) -> None:
@@ -302,7 +313,7 @@ class Lines(Generic[L]):
         line = lines.get(key)
         while line:
             offset = line[0]
-            if offset in self._keys and offset not in self._begun and offset not in self._parked:
+            if offset in self._keys and offset not in self.begun and offset not in self._parked:
                 return offset
             line.popleft()
         lines.pop(key, None)
@@ -341,13 +352,13 @@ class Lines(Generic[L]):
             self.paces_s[key] = max(pace_s, now_s) + rate.interval_s
 
     def _begin(self, key: Key, offset: int) -> None:
-        self._begun.add(offset)
+        self.begun.add(offset)
         self._running[key] = self._running.get(key, 0) + 1
         self._turns.running += 1
 
     def _end(self, offset: int, key: Key) -> None:
-        if offset in self._begun:
-            self._begun.discard(offset)
+        if offset in self.begun:
+            self.begun.discard(offset)
             self._turns.running -= 1
             left = self._running[key] - 1
             if left:

@@ -74,7 +74,7 @@ class Handlers:
                 if held.source == source and _line_of(other) == line:
                     others.append(other)
                 # Of partitions that it no longer reads, its successor counts the messages.
-                if consumer is self._consumer and (queue, held.source) in consumer.receiver.ordering._keys:
+                if consumer is self._consumer and held.source in consumer.reader.positions:
                     here.append(other)
         if self._leased(others) >= most or self._leased(here) >= most_here:
             text = f"{queue} {source} {message.offset}: {len(others)} of its key, {len(here)} of its queue here"

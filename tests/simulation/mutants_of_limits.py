@@ -20,7 +20,6 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _ORDERING,
         "limit",
         ("            if retry.parked or order.is_early(offset):\n", "            if False:\n"),
-        rebalance_every_ms=300.0,
     ),
     mutant(
         LIMITS,
@@ -28,7 +27,6 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "limit",
         ("            if lines.awaited:\n", "            if False:\n"),
-        rebalance_every_ms=300.0,
     ),
     mutant(
         LIMITS,
@@ -36,6 +34,13 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _ORDERING,
         "limit",
         ("        if isinstance(self._order, Lines) and not retry.turn:\n", "        if False:\n"),
+    ),
+    mutant(
+        LIMITS,
+        "messages of a former assignment do not count",
+        _TURNS,
+        "limit",
+        ("        awaited = sum(map(len, self._former.values()))\n", "        awaited = 0\n"),
     ),
     mutant(
         LIMITS,

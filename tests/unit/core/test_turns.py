@@ -139,6 +139,21 @@ def test_rates_go_on_in_partitions_that_a_receiver_keeps() -> None:
     assert given(turns, 11_600.0) == [2]
 
 
+def test_messages_of_a_former_assignment_count_until_their_source_is_known_again() -> None:
+    turns = turns_of(concurrency=3)
+    turns.line("s", 0.0, "p0").add([0, 1], [A, B])
+    assert given(turns) == [0, 1]
+
+    turns.give_up()
+    turns.keep({"p0", "p1"})
+    line_of(turns, A, A, A, source="t", first=100)
+    assert given(turns) == [100]
+    turns.end_former("p0", [0])
+    assert given(turns) == [101]
+    turns.keep({"p1"})
+    assert given(turns) == [102]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)
