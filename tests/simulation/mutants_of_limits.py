@@ -27,6 +27,8 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "limit",
         ("            if lines.awaited:\n", "            if False:\n"),
+        rebalance_every_ms=400.0,
+        late_read=0.9,
     ),
     mutant(
         LIMITS,
@@ -41,6 +43,8 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "limit",
         ("        awaited = sum(map(len, self._former.values()))\n", "        awaited = 0\n"),
+        rebalance_every_ms=400.0,
+        late_read=0.9,
     ),
     mutant(
         LIMITS,
