@@ -698,7 +698,7 @@ class KeyQueues:
         elif not order.is_first(offset):
             # The others wait in the other consumer's memory, as they do here.
             order.known(offset)
-            if retry.parked or order.is_early(offset):
+            if retry.parked or order.may_run(offset):
                 retry.parked = False
                 order.occupy(offset)
 

@@ -244,9 +244,19 @@ class Lines(Generic[L]):
 
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
+        return offset in islice(self._lines.get(self._keys[offset], ()), self._most_early)
+
+    def may_run(self, offset: int) -> bool:
+        """Return whether a former consumer, which has leased a message, may have begun it.
+
+        It began messages of a key in order. Those that it had not begun are behind, and not before, the others.
+        """
+        return self._running.get(self._keys[offset], 0) < self._most_early
+
+    @property
+    def _most_early(self) -> int:
         limits = self._turns.limits
-        most = 1 if self.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
-        return offset in islice(self._lines.get(self._keys[offset], ()), most)
+        return 1 if self.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""

@@ -19,7 +19,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "messages that other consumers have do not count",
         _ORDERING,
         "limit",
-        ("            if retry.parked or order.is_early(offset):\n", "            if False:\n"),
+        ("            if retry.parked or order.may_run(offset):\n", "            if False:\n"),
     ),
     mutant(
         LIMITS,

@@ -154,6 +154,19 @@ def test_messages_of_a_former_assignment_count_until_their_source_is_known_again
     assert given(turns) == [102]
 
 
+def test_of_messages_that_another_consumer_has_leased_the_first_may_run() -> None:
+    turns = turns_of(per_key={"concurrency": 1})
+    lines = line_of(turns, A, A, A)
+
+    # The first one waits for its next attempt.
+    assert lines.may_run(1)
+    lines.occupy(1)
+    assert not lines.may_run(2)
+    assert given(turns) == []
+    lines.remove([1])
+    assert given(turns) == [0]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)
