@@ -82,7 +82,8 @@ def shape(root: logging.Logger, form: LogFormat) -> None:
 
 def hide_faust() -> None:
     """Hide the lines below WARNING of Faust, aiokafka and the services that Faust starts and stops."""
-    for name in FOREIGN:
+    # Those that `shape` gave a level of their own, too.
+    for name in (*FOREIGN, *TELLTALES):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

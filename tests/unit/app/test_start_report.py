@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from marq_worker import start_report
-from marq_worker.config.settings import AppSettings, Role
+from marq_worker.config.settings import AppSettings, LogFormat, Role
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.logs import FOREIGN, hide_faust
+from marq_worker.logs import FOREIGN, TELLTALES, hide_faust, shape
 from marq_worker.start_report import MAX_QUEUES, StartReport, introduction
 from marq_worker.web.liveness_and_readiness import Reason
 
@@ -64,7 +64,7 @@ def test_a_worker_without_handlers_says_how_to_get_some() -> None:
 
 @pytest.fixture
 def levels() -> Iterator[None]:
-    before = {name: logging.getLogger(name).level for name in FOREIGN}
+    before = {name: logging.getLogger(name).level for name in (*FOREIGN, *TELLTALES)}
     yield
     for name, level in before.items():
         logging.getLogger(name).setLevel(level)
@@ -72,6 +72,8 @@ def levels() -> Iterator[None]:
 
 def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    # It gives some of them a level, as at each start.
+    shape(logging.getLogger("test-of-start"), LogFormat.TEXT)
 
     hide_faust()
 
