@@ -249,8 +249,11 @@ class Lines(Generic[L]):
     def may_run(self, offset: int) -> bool:
         """Return whether a former consumer, which has leased a message, may have begun it.
 
-        It began messages of a key in order. Those that it had not begun are behind, and not before, the others.
+        It began messages of a key in order, so those that it had not begun are behind the others. With ordering, only
+        the first message of a key can run, even if it is not leased.
         """
+        if self.strict:
+            return self.is_early(offset)
         return self._running.get(self._keys[offset], 0) < self._most_early
 
     @property

@@ -167,6 +167,13 @@ def test_of_messages_that_another_consumer_has_leased_the_first_may_run() -> Non
     assert given(turns) == [0]
 
 
+def test_with_ordering_only_the_first_message_of_a_key_may_run() -> None:
+    lines = line_of(turns_of(ordered=True, concurrency=5), A, A, B)
+
+    # Even if the first one waits for its next attempt, and the second one is leased.
+    assert [lines.may_run(offset) for offset in (0, 1, 2)] == [True, False, True]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)
