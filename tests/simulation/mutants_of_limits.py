@@ -23,15 +23,6 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         LIMITS,
-        "turns are given before the messages of other consumers are known",
-        _TURNS,
-        "limit",
-        ("            if lines.awaited:\n", "            if False:\n"),
-        rebalance_every_ms=400.0,
-        late_read=0.9,
-    ),
-    mutant(
-        LIMITS,
         "a message that is to be delivered again needs no other turn",
         _ORDERING,
         "limit",
