@@ -116,7 +116,7 @@ class Removal:
     def changed_batches(self, table: str, rows: DataFrame) -> dict[int, int]:
         """Return the batches that change, with the number of rows that each loses; ``rows`` have their ``batch``."""
         if "batch" not in rows.columns:
-            # There are no files, whose directories Spark would make the column of.
+            # Without files, Spark can't derive this column from the names of directories.
             return {}
         gone = self._keyed(table, rows).join(self._places, list(_GONE), "left_semi")
         return {int(row.batch): row["count"] for row in gone.groupBy("batch").count().collect()}

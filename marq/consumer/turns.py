@@ -67,9 +67,9 @@ class Turns(Generic[L]):
         self.limits, self._share = settings.limits or _NO_LIMITS, share
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
-        #: Whether no more messages are given than are wanted now, because a later one may come first.
+        #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
         self.sparing = settings.fair or self.limits.rate is not None or self.limits.per_key.rate is not None
-        #: Whether messages are read although no handler wants them, because theirs may be the next turn.
+        #: True if the receiver reads on while all handlers are busy, because the next turn may be a later message's.
         self.reads_ahead = settings.fair
         most = self.limits.concurrency
         self._most = inf if most is None else max(1, int(most * share))
@@ -308,7 +308,7 @@ class Lines(Generic[L]):
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> None:
-        """Await no messages whose leases have ended, and that can't be read."""
+        """Stop awaiting messages that could not be read, and let keys take turns once all others are known."""
         if self.awaited and now_s >= self.awaited_until_s:
             self.awaited.clear()
         if self.held and not self.awaited:

@@ -60,7 +60,7 @@ def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
 def _changed(before: QueueSettings, after: QueueSettings) -> str | None:
     if not before.by_key:
         return "ordering" if after.ordered and after.topic is not None else None
-    if before.by_key and not after.by_key:
+    if not after.by_key:
         # Its tracker would deliver no message again: messages keep their places until their consumers do that.
         return next(key for key in ("ordering", "limits", "fair") if getattr(before, key) != getattr(after, key))
     return next(

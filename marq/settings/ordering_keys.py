@@ -28,14 +28,16 @@ class OrderingError(NamedTuple):
 
 def ordering_error(settings: QueueSettings) -> OrderingError | None:
     """Return the setting that contradicts ``ordering``, ``limits`` or ``fair``, None if there is none."""
-    if settings.by_key and settings.delivery == AT_MOST_ONCE and not settings.ordered:
-        key = "fair" if settings.limits is None else "limits"
-        advice = f"cannot be combined with {key}: use at-least-once delivery, or no {key}"
-        return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)
-    if settings.by_key and settings.expires_after_ms is not None and not settings.ordered:
-        key = "fair" if settings.limits is None else "limits"
-        advice = f"cannot be combined with {key}: set expires_after = false, or compare message.sent_at in the handler"
-        return OrderingError("expires_after", f"{settings.expires_after_ms / 1000:g}", advice)
+    if settings.limited and not settings.ordered:
+        name = "fair" if settings.limits is None else "limits"
+        if settings.delivery == AT_MOST_ONCE:
+            advice = f"cannot be combined with {name}: use at-least-once delivery, or no {name}"
+            return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)
+        if settings.expires_after_ms is not None:
+            advice = (
+                f"cannot be combined with {name}: set expires_after = false, or compare message.sent_at in the handler"
+            )
+            return OrderingError("expires_after", f"{settings.expires_after_ms / 1000:g}", advice)
     if settings.key != ORDERING_KEY and settings.ordered:
         advice = f'cannot be combined with ordering = "{ORDERED_BY_KEY}", which goes by the ordering key: leave key out'
         return OrderingError("key", f'"{settings.key}"', advice)

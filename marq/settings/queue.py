@@ -366,25 +366,15 @@ def _check_error_name(name: str, error: object) -> None:
             raise ConfigError(f"{name}: {error} is not a built-in exception; write module.{error}")
 
 
-def _breaker_said(name: str, value: object) -> None:
-    if value is False:
-        return
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f"{name}: expected false or a table like {{ failure_rate = 0.5, reset_timeout = 30 }}, not {value!r}"
-        )
-    check_table(name, value, _BREAKER, separator=".")
+def _table_or_false(example: str, checks: Mapping[str, Check]) -> Check:
+    def check(name: str, value: object) -> None:
+        if value is False:
+            return
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: expected false or a table like {example}, not {value!r}")
+        check_table(name, value, checks, separator=".")
 
-
-def _limits_said(name: str, value: object) -> None:
-    if value is False:
-        return
-    if not isinstance(value, Mapping):
-        raise ConfigError(
-            f'{name}: expected false or a table like {{ concurrency = 50, rate = "200/s", per_key = {{ concurrency = 2'
-            f" }} }}, not {value!r}"
-        )
-    check_table(name, value, _LIMITS, separator=".")
+    return check
 
 
 def _key_limits_said(name: str, value: object) -> None:
@@ -466,7 +456,7 @@ CHECKS: Mapping[str, Check] = {
     "delivery": _either(AT_LEAST_ONCE, AT_MOST_ONCE),
     "transactional": switch,
     "errors": _errors,
-    "breaker": _breaker_said,
+    "breaker": _table_or_false("{ failure_rate = 0.5, reset_timeout = 30 }", _BREAKER),
     "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),
     "paused": _paused,
     "ordering": _either(UNORDERED, ORDERED_BY_KEY),
@@ -476,7 +466,7 @@ CHECKS: Mapping[str, Check] = {
     "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
     "tracebacks": switch,
     "key": named(check_key),
-    "limits": _limits_said,
+    "limits": _table_or_false('{ concurrency = 50, rate = "200/s", per_key = { concurrency = 2 } }', _LIMITS),
     "fair": switch,
     "expires_after": _seconds_or_false,
     "expired": _either(DROP, DEAD_LETTER),
