@@ -61,7 +61,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 MAX_STEP = 1_000
 _MAX_DOUBLINGS = 10
 #: The error of a message whose lease has ended.
-LEASE_ENDED = "its lease ended"
+LEASE_ENDED = "its lease ran out: the process of its handler died, or the handler did not return"
 
 Key = tuple[str, Source]
 #: Messages to acquire again, by the queues that they are in.
@@ -854,17 +854,18 @@ class KeyQueues:
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
         """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""
-        used, error = message.attempt, message.error or LEASE_ENDED
+        used, before = message.attempt, "" if message.error == LEASE_ENDED else message.error
         if retry.begun:
             used = max(used, self._attempt_of(retry.original))
         if not retry.seen and used < self._attempt_of(retry.original):
             # No user code had it.
             return
         if is_exhausted(used, True, self._ordering.settings.queue(self.queue)):
-            retry.last = error
-            self._attempt(retry, used, error)
+            # The dead letter does not tell it otherwise, because its message is released.
+            retry.last = f"{LEASE_ENDED}; before that: {before}" if before else LEASE_ENDED
+            self._attempt(retry, used, retry.last)
         else:
-            self._attempt(retry, used + 1, error, cause=Cause.EXPIRED)
+            self._attempt(retry, used + 1, before or LEASE_ENDED, cause=Cause.EXPIRED)
 
     @property
     def blocks(self) -> bool:
