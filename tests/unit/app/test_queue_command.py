@@ -159,6 +159,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "key": "default",
         "limits": "default",
         "fair": "default",
+        "priority": "default",
         "expires_after": "default",
         "expired": "default",
     }

@@ -28,7 +28,7 @@ def line_of(turns: Turns[str], *keys: bytes | None, source: str = "s", first: in
 
 
 def given(turns: Turns[str], now_s: float = 0.0) -> list[int]:
-    return [offset for _, offsets in turns.take(now_s) for offset in offsets]
+    return [offset for _, offset in turns.take(now_s)]
 
 
 def test_keys_take_turns_and_a_message_without_a_key_is_a_key_of_its_own() -> None:
