@@ -628,6 +628,11 @@ class KeyQueues:
     def __len__(self) -> int:
         return len(self._values)
 
+    def timestamp_ms(self, offset: int) -> int:
+        """Return the timestamp of an open message's record."""
+        retry = self._retries.get(offset)
+        return self._batches[offset].record(offset).timestamp if retry is None else retry.original.timestamp
+
     @property
     def waiting(self) -> int:
         """The number of messages that have not been delivered."""

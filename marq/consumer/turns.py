@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count, islice
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from marq.settings.limits import Limits, Rate
 from marq.settings.queue import QueueSettings
@@ -38,6 +38,17 @@ _ROUNDING_S = 1e-6
 L = TypeVar("L", bound=Hashable)
 #: Bytes, or the offset of a message without a key.
 Key = bytes | int
+
+
+class BusyKey(NamedTuple, Generic[L]):
+    """A key with messages that wait for their turns; ``first`` is the offset of the first one."""
+
+    source: L
+    key: bytes
+    first: int
+    waiting: int
+    running: int
+    at_limit: bool
 
 
 class Turns(Generic[L]):
@@ -84,6 +95,10 @@ class Turns(Generic[L]):
             self._offer(lines, key)
         for lines in self.lines.values():
             lines.apply(self._now_s)
+
+    def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
+        """Return the keys with messages that wait for their turns."""
+        return [key for lines in self.lines.values() for key in lines.busy_keys(now_s)]
 
     def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
         """Begin with a source at ``place``, which this receiver has had since ``began_s``."""
@@ -322,6 +337,13 @@ class Lines(Generic[L]):
         if offset in self._parked:
             self._parked.discard(offset)
             self._stopped.discard(key)
+
+    def busy_keys(self, now_s: float) -> Iterator[BusyKey[L]]:
+        for key in {*self._lines, *self._again}:
+            if isinstance(key, bytes) and (first := self.next_of(key)) is not None:
+                waiting = len(self._lines.get(key, ())) + len(self._again.get(key, ()))
+                at_limit = self.is_full(key) or self.begins_s(key) > now_s
+                yield BusyKey(self.source, key, first, waiting, self._running.get(key, 0), at_limit)
 
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
