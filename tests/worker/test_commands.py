@@ -136,7 +136,7 @@ async def test_dead_letters_are_shown_counted_deleted_and_redriven(
         await yard.bury(queue, 2, partition=1, reason="[red]odd[/red]")
         await yard.bury(other, 1)
 
-        counted = {(count["queue"], count["reason"]): count["dead_letters"] for count in await shell.json("dead")}
+        counted = {(count["queue"], count["kind"]): count["dead_letters"] for count in await shell.json("dead")}
         assert {key: count for key, count in counted.items() if key[0].startswith("dying")} == {
             (queue, "no good"): 3,
             (queue, "[red]odd[/red]"): 2,
