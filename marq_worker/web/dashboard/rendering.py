@@ -13,6 +13,9 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from marq.settings.combinations import ORIGINS
+from marq_worker.readable import given_up
+
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 #: Placeholder for unknown values.
@@ -42,6 +45,8 @@ def environment() -> Environment:
         path=path,
         query=urlencode,
         setting=setting,
+        given_up=given_up,
+        origin=lambda layer: ORIGINS.get(layer, layer),
     )
     templates.globals["version"] = _version()
     return templates

@@ -283,7 +283,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: marq worker -l info" if answered == len(metrics["workers"])
+         "Start a worker: marq worker" if answered == len(metrics["workers"])
          else "A worker does not respond; it may be stopped or blocked: run marq check"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists, run marq check"),

@@ -955,6 +955,19 @@ async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client
     )
 
 
+async def test_the_list_of_dead_letters_does_not_say_that_a_failed_message_was_released(client: Client) -> None:
+    page = await (await client.get("/queues/invoices/messages?state=dead")).text()
+
+    assert '<td class="text wide">given up after 5 attempts</td>' in page
+    assert "was released" not in page
+
+
+async def test_settings_have_their_origin_in_the_words_of_the_command(client: Client) -> None:
+    page = await (await client.get("/queues/invoices")).text()
+
+    assert re.search(r"max_attempts</th><td[^>]*>5</td><td>marq\.toml</td>", page)
+
+
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
     namespace.story = (*namespace.story, DEAD_LETTERED)
     namespace.dead = []
