@@ -11,7 +11,7 @@ from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
 from marq_worker.queue_states import STATES, is_listed, open_breakers, queue_state
-from marq_worker.readable import span
+from marq_worker.web.dashboard.rendering import age
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
 PAGE_ROWS = 100
@@ -225,7 +225,7 @@ def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
     queue_names = without_consumer(queues)
     alarms = [
         f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
-        f" the oldest for {span(queues[queue]['oldest_waiting_seconds'])}."
+        f" the oldest for {age(queues[queue]['oldest_waiting_seconds'])}."
         for queue in queue_names[:_NAMED]
     ]
     more = len(queue_names) - _NAMED

@@ -173,7 +173,7 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     alarms = rows_and_alarms.alarms(metrics)
     [check] = [check for check in rows_and_alarms.checks(metrics, []) if "consumers" in check["what"]]
 
-    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
+    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 min 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
     assert len(alarms) == 11
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
