@@ -93,7 +93,7 @@ def shape(root: logging.Logger, form: LogFormat) -> None:
 
 
 def hide_faust() -> None:
-    """Hide the lines below WARNING of Faust, aiokafka and the services that Faust starts and stops, and of rebalances."""
+    """Hide rebalances, and lines below WARNING of Faust, aiokafka and the services that Faust starts and stops."""
     # Those that `shape` gave a level of their own, too.
     for name in (*FOREIGN, *TELLTALES):
         logging.getLogger(name).setLevel(logging.WARNING)
