@@ -292,7 +292,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; otherwise, messages may be redelivered late"),
         (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
-         "Check the CPU load of the workers"),
+         "If no worker ran for a while, wait: this is of the last 10 min. Otherwise, check the workers' CPU load"),
         (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
          "Synchronize the brokers' clocks with NTP"),
         (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",

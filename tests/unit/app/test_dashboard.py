@@ -237,6 +237,17 @@ def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     ]
 
 
+def test_messages_that_are_late_because_no_worker_ran_are_not_blamed_on_the_workers() -> None:
+    part = {"partition": 0, "state": "owner", "alarm": None, "clock_jump_ms": 0, "quarantined": 0}
+    worker = {"url": "http://a", "answered": True, "handlers": [], "partitions": [part | {"lateness_p99_ms": 46_553}]}
+
+    checks = {check["what"]: check for check in rows_and_alarms.checks(found(emails={}) | {"workers": [worker]}, [])}
+
+    late = checks["leases and delays expire on time"]
+    assert (late["ok"], late["found"]) == (False, "99% within 46,553 ms")
+    assert late["advice"].startswith("If no worker ran for a while, wait: this is of the last 10 min.")
+
+
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
     [alarm] = rows_and_alarms.alarms(
         found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
