@@ -48,7 +48,7 @@ from marq_worker.web.dashboard.descriptions import markers_partitions, partition
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
 from marq_worker.web.dashboard.history import SAMPLES, MetricsHistory
 from marq_worker.web.dashboard.queries import public
-from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
+from marq_worker.web.dashboard.rendering import age, ago, load, memory, milliseconds, moment, rate, setting
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after
 from marq_worker.web.partition_statistics import add_up, backlog_of, empty_metrics
@@ -823,3 +823,24 @@ def test_memory_and_load_have_units_and_unknown_ones_a_dash() -> None:
 def test_a_moment_that_is_none_is_shown_as_it_is_and_escaped_later() -> None:
     assert moment("never") == "never"
     assert str(moment("2026-11-22T06:00:00+01:00")).endswith(">2026-11-22 05:00:00</time>")
+
+
+def test_a_lateness_that_is_not_known_has_no_unit_and_a_long_one_is_in_minutes() -> None:
+    assert [milliseconds(value) for value in (None, 210, 121_317)] == ["\N{EN DASH}", "210 ms", "2 min 1 s"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"delays": [1, 5], "jitter": False}, "delays = [1, 5], jitter = no"),
+        (
+            {"per_key": {"concurrency": 1, "rate": "9/s"}, "rate": None},
+            "per_key = { concurrency = 1, rate = 9/s }, rate = none",
+        ),
+        ([1, 2], "1, 2"),
+        ({}, "none"),
+        ([], "none"),
+    ],
+)
+def test_a_setting_shows_which_values_are_those_of_a_table_in_it(value: Any, text: str) -> None:
+    assert setting(value) == text
