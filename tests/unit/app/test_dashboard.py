@@ -78,6 +78,17 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
     assert len(found["times"]) == SAMPLES == 90
 
 
+def test_samples_that_were_left_out_repeat_the_former_one_unless_the_worker_was_suspended() -> None:
+    kept = MetricsHistory()
+    for slot in (1_000, 1_001, 1_004, 1_020):
+        kept.add(slot, sample(slot - 1_000))
+
+    in_flight = kept.local("emails", 1_020)["series"]["in_flight"]
+
+    assert in_flight[-21:-15] == [0, 1, 1, 1, 4, None]
+    assert in_flight[-2:] == [None, 20]
+
+
 def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> None:
     kept = MetricsHistory()
     kept.add(1_000, sample(3))
