@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -335,6 +335,10 @@ class Ordering:
                 taken += turns.take(now_s)
         for keys, offsets in _grouped(taken).items():
             keys.take_turns(offsets, now_s)
+
+    def undelivered(self, queues: Container[str]) -> int:
+        """Return how many messages of these queues the next steps deliver."""
+        return sum([len(run.offsets) for run in self._deliver if run.batch.queue in queues])
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
