@@ -632,10 +632,12 @@ class KeyQueues:
     def __len__(self) -> int:
         return len(self._values)
 
-    def timestamp_ms(self, offset: int) -> int:
-        """Return the timestamp of an open message's record."""
-        retry = self._retries.get(offset)
-        return self._batches[offset].record(offset).timestamp if retry is None else retry.original.timestamp
+    def timestamp_ms(self, offset: int) -> int | None:
+        """Return the timestamp of an open message's record, None if the message is unknown."""
+        if (retry := self._retries.get(offset)) is not None:
+            return retry.original.timestamp
+        batch = self._batches.get(offset)
+        return None if batch is None else batch.record(offset).timestamp
 
     @property
     def waiting(self) -> int:
