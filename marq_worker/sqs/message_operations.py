@@ -14,6 +14,7 @@ from marq.client.send_options import SendOptions
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.wire.record_headers import sequence_text
+from marq_worker.message_uuids import MessageIds
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.aws_json import TRACE
 from marq_worker.sqs.entries import Outcome, each_of, outcome_of
@@ -22,7 +23,6 @@ from marq_worker.sqs.fifo import send_options
 from marq_worker.sqs.handles import Handle, Handles
 from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
-from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import check_size
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
