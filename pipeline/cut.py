@@ -39,3 +39,5 @@ class Cut:
     compacted: tuple[str, ...] = ()
     #: True if messages have ordering keys.
     keyed: bool = False
+    #: Queues whose messages keep their places without order; "*" stands for all.
+    without_order: tuple[str, ...] = ()

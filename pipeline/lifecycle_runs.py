@@ -230,6 +230,8 @@ class Run:
             gaps=self._round["gaps"]["messages"],
             compacted=tuple(self._round["compacted"]),
             keyed=keyed,
+            # Earlier versions have not noted them.
+            without_order=tuple(self._round.get("without_order", ())),
         )
 
     def _reopen(

@@ -27,6 +27,9 @@ class QueueHistory:
     pairs: set[Pair] = field(default_factory=set)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
+    #: Queues whose messages keep their places, but are not delivered in the order of their keys: they have had limits,
+    #: fairness or a priority without ordering; "*" stands for all.
+    without_order: set[str] = field(default_factory=set)
     #: The longest and the shortest deduplication window that a queue has had, in ms; "*": of all others.
     windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
     shortest_windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
@@ -54,12 +57,16 @@ class QueueHistory:
                     self.pairs.add((name, settings.topic))
                 if not settings.dead_letter:
                     self.without_dead_letters.add(name)
+                if settings.limited and not settings.ordered:
+                    self.without_order.add(name)
             defaults = self.current.default_settings
             self._note_window("*", defaults)
             self._note_pause("*", defaults, at_ms)
             self.backoffs["*"] = max(self.backoffs["*"], defaults.backoff.longest_ms)
             if not defaults.dead_letter:
                 self.without_dead_letters.add("*")
+            if defaults.limited:
+                self.without_order.add("*")
 
     def _note_window(self, name: str, settings: QueueSettings) -> None:
         window_ms = settings.deduplication_window_ms
@@ -83,6 +90,7 @@ class QueueHistory:
         shortest = before.get("shortest_deduplication_windows", self.shortest_windows)
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
+            "without_order": sorted(self.without_order.union(before.get("without_order", ()))),
             "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),
             "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),
             "backoffs": _merged(max, before.get("backoffs", {}), self.backoffs),

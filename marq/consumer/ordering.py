@@ -337,8 +337,9 @@ class Ordering:
             keys.take_turns(offsets, now_s)
 
     def undelivered(self, queues: Container[str]) -> int:
-        """Return how many messages of these queues the next steps deliver."""
-        return sum([len(run.offsets) for run in self._deliver if run.batch.queue in queues])
+        """Return how many messages of these queues have their turns and will be delivered soon."""
+        now = sum([len(run.offsets) for run in self._deliver if run.batch.queue in queues])
+        return now + sum([keys.coming for keys in self._keys.values() if keys.queue in queues])
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
@@ -626,6 +627,8 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
+        #: Those of them that may have their turns.
+        self._coming: set[int] = set()
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -736,7 +739,15 @@ class KeyQueues:
         for offset in offsets:
             if offset in self._retries:
                 self._retries[offset].turn = True
+                self._coming.add(offset)
         self._continue(offsets, now_s)
+
+    @property
+    def coming(self) -> int:
+        """The number of messages that have their turns, and are delivered once they are leased here."""
+        retries = [(offset, self._retries.get(offset)) for offset in self._coming]
+        self._coming = {offset for offset, retry in retries if retry is not None and retry.turn}
+        return len(self._coming)
 
     def _unadded(self, records: Records) -> Records:
         """Leave out messages that are here already."""
@@ -770,6 +781,7 @@ class KeyQueues:
                 # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
+                self._coming.add(offset)
                 self._retry(PendingRetry(row, asks=asks, seen=False, turn=True), now_s)
         self._deliver(of, ready)
 

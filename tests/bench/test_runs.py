@@ -69,7 +69,7 @@ def test_a_row_of_another_tree_is_measured_on_this_broker(bench: Bench, tmp_path
     measurements = Tree("here", ROOT, tmp_path).measure(bench, "drain", RUN)
 
     assert measurements["rate"] > 0
-    assert measurements["markers_and_changelog_of_payload"] > 0.5
+    assert measurements["markers_and_changelog_of_payload"] > 0
     assert measurements["all_cpu_seconds"] > measurements["cpu_seconds"]
 
 

@@ -51,6 +51,7 @@ class Directory:
     begins: Offsets = field(default_factory=dict)
     held_back: Sequence[str] = ()
     without_dead_letters: Sequence[str] = ()
+    without_order: Sequence[str] = ()
     backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
     paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False
@@ -95,6 +96,7 @@ class Directory:
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
+            "without_order": sorted(self.without_order),
             "deduplication_windows": {"*": 300_000},
             "shortest_deduplication_windows": {"*": 300_000},
             "backoffs": self.backoffs,

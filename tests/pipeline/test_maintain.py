@@ -75,6 +75,7 @@ def grown(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Dire
         first=worlds.first,
         begins=worlds.begins,
         without_dead_letters=sorted(worlds.without_dead_letters),
+        without_order=sorted(worlds.without_order),
         subscriptions=worlds.subscriptions,
         dated=True,
     )
@@ -526,6 +527,7 @@ def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_pat
         first=worlds.first,
         begins=worlds.begins,
         without_dead_letters=sorted(worlds.without_dead_letters),
+        without_order=sorted(worlds.without_order),
         subscriptions=worlds.subscriptions,
         dated=True,
     )

@@ -46,6 +46,7 @@ def verdict(spark: SparkSession, path: Path, worlds: Worlds, tables: Tables) -> 
         first=worlds.first,
         begins=worlds.begins,
         without_dead_letters=sorted(worlds.without_dead_letters),
+        without_order=sorted(worlds.without_order),
         subscriptions=worlds.subscriptions,
     )
     directory.bring(tables)
@@ -240,7 +241,8 @@ def test_however_a_story_is_cut_into_rounds_its_end_is_the_same(
     for name, pieces in (("whole", 1), ("cut", 3)):
         directory = Directory(
             spark, tmp_path / name, worlds.first, worlds.begins,
-            without_dead_letters=sorted(worlds.without_dead_letters), subscriptions=worlds.subscriptions,
+            without_dead_letters=sorted(worlds.without_dead_letters), without_order=sorted(worlds.without_order),
+            subscriptions=worlds.subscriptions,
         )  # fmt: skip
         for tables in rounds(whole, random.Random(5), pieces):
             directory.bring(tables)

@@ -44,6 +44,7 @@ class Worlds:
     first: dict[str, dict[str, int]] = field(default_factory=dict)
     begins: dict[str, dict[str, int]] = field(default_factory=dict)
     without_dead_letters: set[str] = field(default_factory=set)
+    without_order: set[str] = field(default_factory=set)
     subscriptions: list[Subscription] = field(default_factory=list)
     worlds: dict[int, World] = field(default_factory=dict)
 
@@ -66,6 +67,8 @@ class Worlds:
                 settings = definitions.settings(queue)
                 if not settings.dead_letter:
                     self.without_dead_letters.add(f"{queue} {seed}")
+                if settings.limited and not settings.ordered:
+                    self.without_order.add(f"{queue} {seed}")
                 if settings.topic is not None:
                     pairs.add((queue, settings.topic))
         self.subscriptions += [

@@ -76,7 +76,9 @@ class Handlers:
                 # Of partitions that it no longer reads, its successor counts the messages.
                 if consumer is self._consumer and held.source in consumer.reader.positions:
                     here.append(other)
-        if self._leased(others) >= most or self._leased(here) >= most_here:
+        of_key, of_queue = self._leased(others), self._leased(here)
+        world.stats["at_limit"] += of_key + 1 == most or of_queue + 1 == most_here
+        if of_key >= most or of_queue >= most_here:
             text = f"{queue} {source} {message.offset}: {len(others)} of its key, {len(here)} of its queue here"
             world.schedule(0, _violate, Violation("limit", text))
 
