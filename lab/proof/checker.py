@@ -56,7 +56,6 @@ property            meaning of a violation
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from lab.proof.causes import (
     Why,
@@ -67,22 +66,21 @@ from lab.proof.causes import (
     why_read_again,
 )
 from lab.proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
-from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
-from lab.proof.expiry import judge_expiry_of_decision, judge_expiry_of_deliveries, judge_expiry_of_fact
-from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, Key
-from lab.proof.history import LEFT_OUT, Event
-from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
-from lab.proof.sends import judge_sends
-from lab.proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
-from lab.proof.tracker_decisions import (
+from lab.proof.decisions import (
     HEADER_ROOM_BYTES,
     LOST_VALUES,
     MESSAGE_EXPIRED,
     decided_on,
     judge_decision,
+    judge_expiry_of_deliveries,
     judge_fact,
 )
+from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
+from lab.proof.findings import Report
+from lab.proof.fold import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Key, Standing
+from lab.proof.history import LEFT_OUT, Event
+from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
+from lab.proof.sends import judge_sends
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 
@@ -148,16 +146,14 @@ class _Verdict:
             self._judge_deliveries(trail)
         self._judge_outcomes(trail)
         for decision in trail.decisions:
-            limits = self._limits_of(trail, decision.version)
-            judge_decision(report, trail, decision, evidence.log(decision.log), limits)
-            judge_expiry_of_decision(report, evidence, trail, decision)
+            judge_decision(evidence, trail, decision)
         if trail.facts:
             self._judge_fact(trail, trail.facts[0])
         for fact in trail.facts[1:]:
             first = trail.facts[0]
             self._find("fired-twice", f"{trail}: facts at {first.offset} and {fact.offset}", trail.events)
         self._judge_deaths(trail)
-        judge_expiry_of_deliveries(report, evidence, trail)
+        judge_expiry_of_deliveries(evidence, trail)
         judge_answers(report, trail, [trail])
         if trail.deliver_at_ms is not None and trail.began and trail.deliveries:
             self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
@@ -187,8 +183,7 @@ class _Verdict:
 
     def _judge_delay(self, trail: Trail) -> None:
         """Judge the delay that the queue's settings give a record; the sender's takes precedence."""
-        versions = self._evidence.versions.values()
-        delays_ms = {_of(version, trail.queue).get("delay_ms", 0) for version in versions} or {0}
+        delays_ms = {settings.get("delay_ms", 0) for settings in self._evidence.settings_of(trail.queue)}
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         if any(what == LEFT_OUT for _, what in trail.contents):
@@ -214,8 +209,7 @@ class _Verdict:
             self._find("redriven", f"{trail}: its notes are {settled}", trail.events)
 
     def _is_spent(self, queue: str) -> bool:
-        versions = self._evidence.versions.values()
-        return any(_of(version, queue).get("delivery") == "at-most-once" for version in versions)
+        return any(settings.get("delivery") == "at-most-once" for settings in self._evidence.settings_of(queue))
 
     def _judge_contents(self, trail: Trail) -> None:
         for number, what in trail.contents:
@@ -238,12 +232,6 @@ class _Verdict:
         if missing := trail.confirmed & ~trail.written:
             self._find("not-durable", f"{trail}: {_names(missing)} not in the log", trail.events)
 
-    def _limits_of(self, trail: Trail, version: int | None) -> set[int]:
-        """Return the possible max_attempts: of a tracker's version, or of all published versions."""
-        versions = self._evidence.versions
-        chosen = [versions[version]] if version in versions else versions.values()
-        return {_of(version, trail.queue).get("max_attempts", DEFAULT_LIMIT) for version in chosen} or {DEFAULT_LIMIT}
-
     def _judge_fact(self, trail: Trail, fact: TrackerFact) -> None:
         evidence, report = self._evidence, self._report
         if fact.kind == REDELIVERED:
@@ -252,8 +240,7 @@ class _Verdict:
         report.message_expired += expired
         report.cancelled += fact.kind == CANCELLED and not expired
         report.abandoned += fact.kind == ABANDONED
-        judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
-        judge_expiry_of_fact(report, evidence, trail, fact)
+        judge_fact(evidence, trail, fact)
         limit = evidence.limit
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
             self._find("dead-letter", f"{trail}: {trail.size} bytes are not too large", trail.events)
@@ -272,9 +259,8 @@ class _Verdict:
 
         Its offset was not committed, and the queue's ``expires_after`` was changed between the two reads.
         """
-        versions = self._evidence.versions.values()
-        changed = len({_of(version, trail.queue).get("expires_after_ms") for version in versions}) > 1
-        return changed and bool(trail.deliveries)
+        expiries_ms = {settings.get("expires_after_ms") for settings in self._evidence.settings_of(trail.queue)}
+        return len(expiries_ms) > 1 and bool(trail.deliveries)
 
     def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
         evidence = self._evidence
@@ -304,7 +290,7 @@ class _Verdict:
 
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
-        wanted = {_of(version, trail.queue).get("dead_letter", True) for version in self._evidence.versions.values()}
+        wanted = {settings.get("dead_letter", True) for settings in self._evidence.settings_of(trail.queue)}
         if any(fact.cause in (*LOST_VALUES, MESSAGE_EXPIRED) for fact in dead):
             # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
             wanted = {True}
@@ -419,10 +405,6 @@ def _is_far(standing: Standing, now_ms: int) -> bool:
 
 def _names(bits: int) -> str:
     return ", ".join(name for name, bit in BITS.items() if bits & bit)
-
-
-def _of(settings: dict[str, dict[str, Any]], queue: str) -> dict[str, Any]:
-    return settings.get(queue) or settings.get(EVERYBODY) or {}
 
 
 def _state(standing: Standing | None) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from lab.proof.evidence import MarkersLog, Question, Told, Trail, events_of
 from lab.proof.findings import Report
-from lab.proof.states import CANCELLED, COPIED
+from lab.proof.fold import CANCELLED, COPIED
 from marq.wire.markers import ANY_QUEUE
 
 DONE, TOO_LATE = "DONE", "TOO_LATE"

@@ -16,10 +16,8 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Fold, Key
+from lab.proof.fold import DEFAULT_LIMIT, FACTS, Fold, Key, Settings, Standing
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
-from lab.proof.states import FACTS, Standing
-from marq.settings.backoff import Backoff
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
 from marq.wire.names import is_synthetic
@@ -286,30 +284,15 @@ class MarkersClock:
         return max(last_ms, *self.now_ms[max(start - 1, 0) : end], 0)
 
 
-@dataclass(slots=True, eq=False)
-class Ticks:
-    """The TICKs of one holder in one log, in order."""
-
-    offsets: list[int] = field(default_factory=list)
-    clocks: list[int] = field(default_factory=list)
-
-    def before(self, offset: int) -> tuple[int, int] | None:
-        index = bisect_left(self.offsets, offset) - 1
-        return None if index < 0 else (self.offsets[index], self.clocks[index])
-
-    def at(self, offset: int) -> int | None:
-        index = bisect_right(self.offsets, offset) - 1
-        return self.clocks[index] if index >= 0 and self.offsets[index] == offset else None
-
-
 class MarkersLog(Fold):
     """A fold that notes each change in the trail of its record."""
 
     def __init__(self, name: str, evidence: Evidence) -> None:
-        super().__init__(evidence.backoffs_of, evidence.limits_of, evidence.window_of)
+        super().__init__(evidence.settings_of)
         self.name = name
-        self.ticks: dict[str, Ticks] = {}
         self.clock = MarkersClock()
+        #: Of each holder's TICKs, the offsets and the log's clock.
+        self._ticks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.unreadable: dict[int, str] = {}
         self.halted = ""
         self._trail_of = evidence.trail
@@ -338,9 +321,18 @@ class MarkersLog(Fold):
 
     def tick(self, event: Event) -> None:
         super().tick(event)
-        ticks = self.ticks.setdefault(event["holder"], Ticks())
-        ticks.offsets.append(event["offset"])
-        ticks.clocks.append(self.now_ms)
+        self._ticks[event["holder"]].append((event["offset"], self.now_ms))
+
+    def tick_before(self, holder: str, offset: int) -> tuple[int, int] | None:
+        """Return offset and clock of a holder's last TICK before an offset."""
+        ticks = self._ticks.get(holder, [])
+        index = bisect_left(ticks, (offset,))
+        return ticks[index - 1] if index else None
+
+    def clock_of_tick(self, holder: str, offset: int | None) -> int | None:
+        """Return the clock of a holder's TICK at an offset; None if there is none."""
+        tick = None if offset is None else self.tick_before(holder, offset + 1)
+        return tick[1] if tick is not None and tick[0] == offset else None
 
 
 def last_standing(trail: Trail) -> Standing | None:
@@ -377,7 +369,7 @@ class Evidence:
         #: Likewise of purges that have ended messages in flight.
         self.purges_in_flight: dict[tuple[str, str], int] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
-        self.versions: dict[int, dict[str, dict[str, Any]]] = {}
+        self.versions: dict[int, dict[str, Settings]] = {}
         self.moved: set[str] = set()
         #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and where it resumes from.
         self.ordered: set[str] = set()
@@ -404,9 +396,6 @@ class Evidence:
         self._open_calls: dict[tuple[str, str], SendCall] = {}
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
-        self._backoffs: dict[str, list[Backoff]] = {}
-        #: All values of max_attempts so far, by queue.
-        self._limits: dict[str, list[int]] = {}
 
     def take(self, event: Event) -> None:
         handle = _HANDLERS.get(event["op"])
@@ -538,13 +527,6 @@ class Evidence:
         before = self.versions.get(max(self.versions, default=-1), {})
         self.versions[version] = event["queues"]
         for queue, settings in event["queues"].items():
-            backoff = Backoff(*settings["backoff"])
-            known = self._backoffs.setdefault(queue, [])
-            if backoff not in known:
-                known.append(backoff)
-            limits = self._limits.setdefault(queue, [])
-            if (limit := settings.get("max_attempts", DEFAULT_LIMIT)) not in limits:
-                limits.append(limit)
             if settings.get("ordering") == "key" or settings.get("by_key"):
                 self.ordered.add(queue)
             if settings.get("by_key") and settings.get("ordering") != "key":
@@ -617,16 +599,14 @@ class Evidence:
             log = self.logs[name] = MarkersLog(name, self)
         return log
 
-    def backoffs_of(self, queue: str) -> list[Backoff]:
-        return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
+    def settings_of(self, queue: str, version: int | None = None) -> list[Settings]:
+        """Return a queue's settings: of a version that a tracker uses, or all that it may have had."""
+        chosen = [self.versions[version]] if version in self.versions else self.versions.values()
+        return [settings.get(queue) or settings.get(EVERYBODY) or {} for settings in chosen] or [{}]
 
-    def limits_of(self, queue: str) -> list[int]:
-        return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
-
-    def window_of(self, queue: str) -> int:
-        newest = self.versions.get(max(self.versions, default=-1), {})
-        settings = newest.get(queue) or newest.get(EVERYBODY) or {}
-        return int(settings.get("deduplication_window_ms", DEFAULT_WINDOW_MS))
+    def limits_of(self, queue: str, version: int | None = None) -> set[int]:
+        """Return the possible values of max_attempts."""
+        return {settings.get("max_attempts", DEFAULT_LIMIT) for settings in self.settings_of(queue, version)}
 
     def _marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from lab.proof.causes import Why, is_hindered, suffered
 from lab.proof.evidence import EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
-from lab.proof.states import (
+from lab.proof.fold import (
     CANCELLED,
     DELIVERED,
     HOLDER_BITS,
