@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any
 
 from lab.audit import JobsLog
-from lab.bench.report import exit_code, run
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, exit_code, run
 from lab.bench.synthetic_history import TURN, HistoryLog, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree

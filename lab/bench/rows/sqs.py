@@ -12,9 +12,8 @@ from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from lab.bench.client import percentiles, say
-from lab.bench.load import QUEUE
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.bench.client import QUEUE, percentiles, say
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import RunError, Worker
 from lab.resources import Meter
 from marq_worker.broker.ports import free_port
@@ -232,11 +231,11 @@ SQS = BenchRow(
     "sqs",
     f"{COUNT} boto3 clients send, receive and delete in batches of 10; {RATE} messages/s; {IDLE_POLLS} idle polls",
     {CLIENTS: clients, PACED: steady, POLLS: idle},
-    limits(
-        Limit(f"SQS, {CLIENTS}: CPU per message of worker and broker", CLIENTS, "served_us", CPU_US, "µs"),
-        Limit(f"SQS, {PACED}: send to receive, p99", PACED, "p99_ms", P99_MS, "ms"),
-        Limit(f"SQS, {POLLS}: share of a core", POLLS, "polls_core_percent", IDLE_PERCENT, "%"),
-    ),
+    lambda medians: [
+        Bar(f"SQS, {CLIENTS}: CPU per message of worker and broker", medians[CLIENTS]["served_us"], CPU_US, "µs"),
+        Bar(f"SQS, {PACED}: send to receive, p99", medians[PACED]["p99_ms"], P99_MS, "ms"),
+        Bar(f"SQS, {POLLS}: share of a core", medians[POLLS]["polls_core_percent"], IDLE_PERCENT, "%"),
+    ],
     runs=3,
     warm=0,
     of_messages=0.05,
