@@ -17,6 +17,7 @@ from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
 from lab.faults.conditions import Servers
+from lab.faults.mix import Mix
 from lab.proof.checker import check
 from lab.proof.findings import told
 from lab.stage import RATE, SOME, Stage, recovery_seconds
@@ -29,7 +30,7 @@ AUDITED = {
 }
 
 
-Step = Callable[[Stage, Any], Awaitable[None]]
+Step = Callable[[Stage, Any], Awaitable[object]]
 #: Options of a program on its command line.
 Options = Sequence[str]
 
@@ -39,14 +40,16 @@ def begin(
     consumers: Sequence[Options] = ((), ()),
     *,
     workers: int = 1,
-    more: bool = True,
-    define: dict[str, Any] | None = None,
+    define: Mapping[str, Any] | None = None,
     rate: int = RATE,
+    mix: Mapping[str, float] | None = None,
+    some: int = SOME,
     **settings: Any,
 ) -> Step:
-    """Start workers, the load and consumers with these options, and wait for some deliveries if ``more``.
+    """Start workers, the load and consumers with these options, and wait for some deliveries.
 
-    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`.
+    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`,
+    and ``mix`` those of a load of all kinds.
     """
 
     async def set_up(stage: Stage, _: Any) -> None:
@@ -54,11 +57,12 @@ def begin(
             stage.define(**define)
         for _ in range(workers):
             await stage.worker(*worker, **settings)
-        stage.load(rate)
-        for options in consumers:
-            await stage.consumer(*options)
-        if more:
-            await stage.delivered_more()
+        if mix is None:
+            stage.load(rate)
+        else:
+            Mix(stage, **mix).start()
+        await asyncio.gather(*[stage.consumer(*options) for options in consumers])
+        await stage.delivered_more(some)
 
     return set_up
 

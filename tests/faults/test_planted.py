@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
-from lab.faults.scenarios import FEW, dies_at, mixed
+from lab.faults.scenarios import FEW, PATIENT, dies_at
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
@@ -19,7 +19,7 @@ async def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> Scenario
 
 
 async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(broker, mixed(["--planted"], [["--manner=patient"]], some=FEW, delayed=1.0))
+    result = await played(broker, begin(["--planted"], [PATIENT], mix={"delayed": 1.0}, some=FEW))
 
     assert not result.passed
     violations = result.statistics["violations"]
@@ -34,7 +34,7 @@ async def careless(stage: Stage, here: Any) -> None:
 
 
 async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(broker, begin(consumers=[], more=False), careless)
+    result = await played(broker, begin(consumers=[], some=0), careless)
 
     assert not result.passed
     assert result.statistics["lost"] > 0
