@@ -116,9 +116,8 @@ def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
 class WatchedConsumer:
     """Records the markers that the library writes, and kills the process between the steps."""
 
-    def __init__(self, recorder: Recorder, *, careless: bool) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._careless = careless
         #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
         self._acquired: dict[str, list[dict[str, Any]]] = {}
 
@@ -139,8 +138,6 @@ class WatchedConsumer:
     async def _write(self, write: Any, writer: Any, records: Sequence[MarkerRecord], limit_s: float) -> None:
         batches = [decode(value) for _, value in records]
         acquires = [batch for batch in batches if isinstance(batch, Acquire)]
-        if acquires and self._careless:
-            return
         for batch in acquires:
             self._acquired[batch.queue] = []
         for batch in acquires:
@@ -389,17 +386,13 @@ def main() -> None:
     parser.add_argument("--instance-id", help="as in marq.Consumer")
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
-    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs, for the test of the checker")
-    parser.add_argument("--hasty", action="store_true", help="break the order of keys, for the test of the checker")
-    parser.add_argument("--newer", action="store_true", help="run as the next version")
+    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
     options = parser.parse_args()
-    if options.newer:
-        variants.install_newer()
-    if options.hasty:
-        variants.install_hasty()
     recorder = Recorder(options.name, options.history, options.die_at, options.die_after)
     queues = options.queues.split(",")
-    WatchedConsumer(recorder, careless=options.careless).install()
+    WatchedConsumer(recorder).install()
+    if options.install:
+        variants.install(options.install)
     handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL

@@ -35,6 +35,8 @@ from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.connection import admin_client
 from marq_worker.broker import EmbeddedBroker
 
+#: The option of a program of the next version.
+NEWER = "--install=lab.variants:newer"
 #: Deliveries before, between and after faults of slow scenarios; SOME in all others.
 FEWER, FEW = 150, 60
 
@@ -274,16 +276,16 @@ WORKERS = [
     Scenario(
         "upgrade-workers-first",
         [
-            *[then(FIRST_WORKER_STOPPED, worker("--newer", again=True))] * 2,
-            *[then(FIRST_CONSUMER_STOPPED, consumer("--newer"))] * 2,
+            *[then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))] * 2,
+            *[then(FIRST_CONSUMER_STOPPED, consumer(NEWER))] * 2,
         ],
         begin(workers=2),
     ),
     Scenario(
         "upgrade-consumers-first",
         [
-            then(consumer("--newer"), halted),
-            then(worker("--newer", ready=False), FIRST_WORKER_STOPPED, owned),
+            then(consumer(NEWER), halted),
+            then(worker(NEWER, ready=False), FIRST_WORKER_STOPPED, owned),
             FIRST_CONSUMER_STOPPED,
         ],
         begin(consumers=[()]),
