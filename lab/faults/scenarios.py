@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.consumer import LEASE_SECONDS, Point
+from lab.consumer import LEASE_SECONDS
 from lab.faults.conditions import (
     MOVE_SECONDS,
     BrokerCluster,
@@ -104,19 +104,19 @@ def require(holds: object, otherwise: str) -> None:
 # --- consumers --------------------------------------------------------------------------------------------------------
 
 #: The points of all queues at which consumers die.
-POINTS = [Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE, Point.AFTER_COMMIT, Point.IN_HANDLER, Point.BEFORE_ACK]
+POINTS = ["before-acquire", "after-acquire", "after-commit", "in-handler", "before-ack"]
 #: Further points of queues with ordering: while a source is resumed, and after that.
-RESUMING = [Point.BEFORE_RESUME, Point.AFTER_RESUME, Point.BEFORE_VERIFY, Point.AFTER_VERIFY]
+RESUMING = ["before-resume", "after-resume", "before-verify", "after-verify"]
 IN_ORDER = [
-    Point.BEFORE_ACQUIRE_IN_ORDER, Point.AFTER_ACQUIRE_IN_ORDER, Point.BEFORE_ACQUIRE_AGAIN, Point.AFTER_ACQUIRE_AGAIN,
-    Point.BEFORE_LAST_RELEASE, Point.AFTER_LAST_RELEASE,
+    "before-acquire-in-order", "after-acquire-in-order", "before-acquire-again", "after-acquire-again",
+    "before-last-release", "after-last-release",
 ]  # fmt: skip
 #: Attempts before a message of the queue with ordering is released for the last time.
 FEW_ATTEMPTS = {"max_attempts": 3}
 
 
 def killed_at(
-    name: str, points: Sequence[Point], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
+    name: str, points: Sequence[str], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
 ) -> Scenario:
     """Return a row in which a consumer dies at each of these points, while another one continues."""
     options = (f"--start={start}", f"--manner={manner}")
@@ -599,8 +599,8 @@ AT_MOST_ONCE = {
 }
 #: The points of an at-most-once queue, and after how many passes consumers die there.
 SPENDING = {
-    Point.AFTER_ACQUIRE: 3, Point.AFTER_COMMIT: 3, Point.BEFORE_SPEND: 3, Point.AFTER_SPEND: 3, Point.IN_HANDLER: 40,
-    Point.BEFORE_ACK: 3,
+    "after-acquire": 3, "after-commit": 3, "before-dispatch": 3, "after-dispatch": 3, "in-handler": 40,
+    "before-ack": 3,
 }  # fmt: skip
 #: Rate of a redrive: slow enough for a kill during it.
 LETTERS_IN_A_SECOND = 30
@@ -676,7 +676,7 @@ async def abandoned_are_counted(stage: Stage, _: Any) -> None:
 
 
 #: A consumer dies before DISPATCH; then the worker in the transaction of its redeliveries.
-SPENT = dies_at(Point.BEFORE_SPEND, 3, *PATIENT)
+SPENT = dies_at("before-dispatch", 3, *PATIENT)
 RANDOM = random_consumer_and_worker_killed
 DELAYS = [
     Scenario(
