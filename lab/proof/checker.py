@@ -65,7 +65,6 @@ from lab.proof.causes import (
     why_expired,
     why_read_again,
 )
-from lab.proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
 from lab.proof.decisions import (
     HEADER_ROOM_BYTES,
     LOST_VALUES,
@@ -80,7 +79,7 @@ from lab.proof.findings import Report
 from lab.proof.fold import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Key, Standing
 from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
-from lab.proof.sends import judge_sends
+from lab.proof.messages import judge_answers, judge_copies, judge_duplicate, judge_ids, judge_sends
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 
@@ -122,7 +121,7 @@ class _Verdict:
         self._judge_redrives()
         judge_quarantine(evidence)
         judge_lines(evidence)
-        judge_ids(report, evidence.logs)
+        judge_ids(evidence)
         return report
 
     # --- records ------------------------------------------------------------------------------------------------------

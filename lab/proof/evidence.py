@@ -215,6 +215,10 @@ class Trail:
         return self.place.rpartition("/")[0]
 
     @property
+    def topic(self) -> str:
+        return self.place.rsplit("/", 2)[0]
+
+    @property
     def offset(self) -> int:
         return int(self.place.rpartition("/")[2])
 

@@ -232,16 +232,12 @@ def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Seque
     sources: dict[tuple[str, str, str], set[str]] = {}
     for (queue, source, line), trails in lines.items():
         if any(trail.began for trail in trails):
-            sources.setdefault((queue, line, _topic(source)), set()).add(source)
+            sources.setdefault((queue, line, trails[0].topic), set()).add(source)
     for (queue, source, line), trails in lines.items():
-        used = sources.get((queue, line, _topic(source)), {source})
+        used = sources.get((queue, line, trails[0].topic), {source})
         if trails[0].line and used != {source}:
             text = f"{trails[0]}: its ordering key is in {', '.join(sorted(used))}"
             evidence.report.find("misplaced", text, trails[0].events)
-
-
-def _topic(source: str) -> str:
-    return source.rpartition("/")[0]
 
 
 # --- redeliveries -----------------------------------------------------------------------------------------------------
