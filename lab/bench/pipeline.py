@@ -56,7 +56,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
     output: dict[str, str] = {}
     for job in JOBS:
         words = json.dumps([[job, "--data", str(data), *_OPTIONS.get(job, ())]])
-        program = Program(job, ["-m", "lab.pipeline_jobs", words], environment, bench.folder / f"{job}.log")
+        program = Program(job, ["-m", "lab.audit", words], environment, bench.folder / f"{job}.log")
         began = time.monotonic()
         with program:
             tree = ProcessTree(program.pid)
