@@ -199,9 +199,7 @@ IDLE_SECONDS = 10.0
 def idle(bench: Bench) -> Measurements:
     worker = bench.worker(bench.prefix())
     time.sleep(SETTLE_SECONDS)
-    before = worker.cpu_seconds()
-    time.sleep(IDLE_SECONDS)
-    return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
+    return {"idle_core_percent": worker.core_percent(IDLE_SECONDS)}
 
 
 IDLE = BenchRow("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)
