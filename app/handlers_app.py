@@ -29,6 +29,7 @@ from marq_worker.handlers.running_handlers import RunningHandlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
 from marq_worker.readable import or_exit
+from marq_worker.redaction import Redaction
 from marq_worker.watchdog.blocked_loop import describe_task
 from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
 from marq_worker.watchdog.watchdog import Watchdog
@@ -131,9 +132,9 @@ class HandlersApp(MarqApp):
 
     def report(self) -> None:
         handlers = self.handlers
-        report = {"breakers": handlers.breakers, "partitions": handlers.partitions, "blocked_by": None}
+        report = {"breakers": handlers.breakers, "keys": handlers.keys, "partitions": handlers.partitions}
         # It may have got a signal of its own.
-        self.reporter.tell({**report, "quiet": handlers.quiet, **handlers.holding})
+        self.reporter.tell({**report, "blocked_by": None, "quiet": handlers.quiet, **handlers.holding})
 
     def failed(self, error: MarqError) -> None:
         """End the process; the worker restarts it, unless another client has its instance id."""
@@ -155,7 +156,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     app.boot_strategy = BootStrategy(app, enable_kafka=False)
     app.group = group
     app.queues = Queues.of(client)
-    app.handlers = RunningHandlers(group)
+    app.handlers = RunningHandlers(group, Redaction(settings.redact))
     app.acquirers = queue_consumer.attach(app)
     app.reporter = Reporter(process.reports)
 

@@ -48,6 +48,7 @@ from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
 from marq_worker.publication import differences, publish
 from marq_worker.readable import or_exit
+from marq_worker.redaction import Redaction
 from marq_worker.start_report import StartReport, introduction
 from marq_worker.tables import leases
 from marq_worker.tables.standby import Standby
@@ -59,7 +60,6 @@ from marq_worker.web import security as web_security
 from marq_worker.web.addresses import reachable_name
 from marq_worker.web.dashboard.views import Dashboard
 from marq_worker.web.peers import TrackersGroup, authorization
-from marq_worker.web.redaction import Redaction
 from marq_worker.web.sqs_metrics import CallMetrics
 from marq_worker.web.statistics import MarqWeb, NamespaceStatistics
 from marq_worker.web.statistics import attach as attach_web

@@ -1,11 +1,11 @@
-"""Which message of a key is next, and when: a pure engine for queues with ordering, limits or fairness.
+"""Which message of a key is next, and when: a pure engine for queues with ordering, limits, fairness or priorities.
 
 Before a receiver acquires messages of such a queue in a source, it **resumes** the source: it asks the tracker which
 messages are open (RESUME), and then commits, which the group rejects if the source has another reader by now. The
 answer therefore covers everything that any former reader has delivered. From then on, :class:`KeyQueues` has the open
 messages of the queue in this source. Only the first message of a key is delivered. The next one follows when the end of
 the first is durable; otherwise a crash could redeliver the first after it. A message without a key is first at once.
-With limits or fairness, :mod:`marq.consumer.turns` decides which messages have their turns.
+With limits, fairness or priorities, :mod:`marq.consumer.turns` decides which messages have their turns.
 
 A message that is released, or whose lease has ended, keeps its place. Its tracker knows whether the attempt counts and
 how long it waits, so the receiver asks it: at once, and when the delay is over, because the message may have been
@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
 from operator import attrgetter
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
+from marq.consumer.priorities import Priorities
 from marq.consumer.turns import Lines, Turns
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, is_exhausted
@@ -63,6 +64,7 @@ _MAX_DOUBLINGS = 10
 #: The error of a message whose lease has ended.
 LEASE_ENDED = "its lease ended"
 
+T = TypeVar("T")
 Key = tuple[str, Source]
 #: Messages to acquire again, by the queues that they are in.
 Again = Mapping["KeyQueues", Sequence["PendingRetry"]]
@@ -268,8 +270,9 @@ class Ordering:
         self._served = 0
         self._paused: frozenset[str] = frozenset()
         self._keys: dict[Key, KeyQueues] = {}
-        #: The turns in queues with limits or fairness.
+        #: The turns in queues with limits, fairness or a priority.
         self.turns: dict[str, Turns[KeyQueues]] = {}
+        self.priorities: Priorities[KeyQueues] = Priorities()
         #: When the present partitions were assigned.
         self.assigned_s = 0.0
         #: Sources that are being resumed, and how many of their queues still wait for an answer.
@@ -316,15 +319,22 @@ class Ordering:
     def next_due_s(self) -> float:
         """When to call :meth:`next_steps` at the latest, if nothing else happens."""
         next_s = min(self._later[0][0] if self._later else inf, self._commit_s)
-        return min([next_s, *[turns.next_s for _, turns in self._unpaused()]]) if self.turns else next_s
+        if not self.turns:
+            return next_s
+        return min([next_s, self.priorities.next_s, *[turns.next_s for _, turns in self._unpaused()]])
 
     def _unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
         return [(queue, turns) for queue, turns in self.turns.items() if queue not in self._paused]
 
     def _take_turns(self, now_s: float) -> None:
-        for _, turns in self._unpaused():
-            for keys, offsets in turns.take(now_s):
-                keys.take_turns(offsets, now_s)
+        if not self.turns:
+            return
+        taken = self.priorities.take(self._paused, now_s)
+        for queue, turns in self._unpaused():
+            if queue not in self.priorities:
+                taken += turns.take(now_s)
+        for keys, offsets in _grouped(taken).items():
+            keys.take_turns(offsets, now_s)
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
@@ -354,6 +364,8 @@ class Ordering:
                 turns.apply(its, shares[queue])
             elif its.limited:
                 self.turns[queue] = Turns(its, shares[queue])
+        priorities = {queue: its.priority for queue, its in settings.items() if its.priority is not None}
+        self.priorities.serve(self.turns, priorities)
 
     def assigned(self, partitions: Collection[Source], now_s: float) -> None:
         """Note which partitions are assigned now."""
@@ -565,11 +577,11 @@ class Ordering:
             keys.moved(former, batch, offsets)
 
 
-def _grouped(pairs: Iterable[tuple[KeyQueues, PendingRetry]]) -> dict[KeyQueues, list[PendingRetry]]:
-    groups: dict[KeyQueues, list[PendingRetry]] = {}
-    for keys, retry in pairs:
+def _grouped(pairs: Iterable[tuple[KeyQueues, T]]) -> dict[KeyQueues, list[T]]:
+    groups: dict[KeyQueues, list[T]] = {}
+    for keys, member in pairs:
         if keys.active:
-            groups.setdefault(keys, []).append(retry)
+            groups.setdefault(keys, []).append(member)
     return groups
 
 
@@ -615,6 +627,11 @@ class KeyQueues:
 
     def __len__(self) -> int:
         return len(self._values)
+
+    def timestamp_ms(self, offset: int) -> int:
+        """Return the timestamp of an open message's record."""
+        retry = self._retries.get(offset)
+        return self._batches[offset].record(offset).timestamp if retry is None else retry.original.timestamp
 
     @property
     def waiting(self) -> int:

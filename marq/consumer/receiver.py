@@ -629,31 +629,45 @@ class Receiver:
         """Do what the ordering wants now."""
         if self._stopping:
             return
-        for queue, turns in self.ordering.turns.items():
-            turns.wanted = self._wanted(queue, turns)
+        if self.ordering.turns:
+            self._want()
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
             self._take(steps)
         if self.ordering.next_due_s < self._next_step_s:
             self.writer.wake()
 
-    def _wanted(self, queue: str, turns: Turns[Any]) -> float:
-        """Return how many messages of a queue may have their turns now."""
-        breaker, more = self.gate.breakers.get(queue), inf
-        if turns.sparing:
-            # Those behind them might come first later.
-            buffer = self.prefetch.buffers[queue]
-            handled = [message.queue for pool in buffer.pools for message in pool.running]
-            idle = max(0, buffer.handler_demand - len(handled))
-            ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
-            # Other queues may share the buffer.
-            ready = len(buffer.ready)
-            if self.prefetch.is_shared:
-                ready = min(ready, max(0, turns.running - handled.count(queue)))
-            more = max(idle + ahead, buffer.call_demand) - ready
-        if breaker is not None and breaker.state != CLOSED:
-            more = min(more, breaker.room(1))
-        return turns.running + more
+    def _want(self) -> None:
+        """Say how many messages may have their turns now."""
+        priorities, together = self.ordering.priorities, dict[str, Turns[Any]]()
+        for queue, turns in self.ordering.turns.items():
+            breaker = self.gate.breakers.get(queue)
+            turns.admitted = inf
+            if breaker is not None and breaker.state != CLOSED:
+                turns.admitted = turns.running + breaker.room(1)
+            if self.prefetch.is_shared and queue in priorities:
+                together[queue] = turns
+            elif turns.sparing:
+                turns.wanted = turns.running + self._wanted({queue: turns})
+            else:
+                turns.wanted = inf
+        priorities.wanted = self._wanted(together) if together else inf
+
+    def _wanted(self, queues: Mapping[str, Turns[Any]]) -> float:
+        """Return how many more messages of queues with one buffer to give to handlers and calls.
+
+        Those behind them might come first later.
+        """
+        buffer = self.prefetch.buffers[next(iter(queues))]
+        handled = [message.queue for pool in buffer.pools for message in pool.running]
+        idle = max(0, buffer.handler_demand - len(handled))
+        ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
+        ready = len(buffer.ready)
+        # Other queues may share the buffer.
+        if self.prefetch.is_shared:
+            running = sum(turns.running for turns in queues.values())
+            ready = min(ready, max(0, running - sum(queue in queues for queue in handled)))
+        return max(idle + ahead, buffer.call_demand) - ready
 
     def _take(self, steps: Steps) -> None:
         for run in steps.deliver:

@@ -1,9 +1,9 @@
 """Whose turn it is: the limits of a queue and of its keys, and fairness among its keys, as a pure engine.
 
-Messages of a queue with ``limits`` or ``fair`` wait in the line of their key. Keys take turns: each :meth:`Turns.take`
-gives the next message of the key that has waited longest since its last turn, if neither the key nor the queue is at a
-limit. A message has its turn until it has ended, it is to be delivered again, or its source is given up. A message
-without a key is a key of its own.
+Messages of a queue with ``limits``, ``fair`` or a priority wait in the line of their key. Keys take turns: each
+:meth:`Turns.take` gives the next message of the key that has waited longest since its last turn, if neither the key nor
+the queue is at a limit. A message has its turn until it has ended, it is to be delivered again, or its source is given
+up. A message without a key is a key of its own.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Collection, Hashable, Iterable
+from collections.abc import Collection, Hashable, Iterable, Iterator
 from itertools import count, islice
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from marq.settings.limits import Limits, Rate
 from marq.settings.queue import QueueSettings
@@ -40,6 +40,17 @@ L = TypeVar("L", bound=Hashable)
 Key = bytes | int
 
 
+class BusyKey(NamedTuple, Generic[L]):
+    """A key with messages that wait for their turns; ``first`` is the offset of the first one."""
+
+    source: L
+    key: bytes
+    first: int
+    waiting: int
+    running: int
+    at_limit: bool
+
+
 class Turns(Generic[L]):
     """The waiting messages of one queue, in all sources of one receiver."""
 
@@ -47,10 +58,13 @@ class Turns(Generic[L]):
         self.lines: dict[L, Lines[L]] = {}
         #: How many messages have their turns.
         self.running = 0
-        #: How many may have their turns now, because handlers and calls want them, and a circuit breaker admits them.
+        #: How many may have their turns now, because handlers and calls want them, or a circuit breaker admits them.
         self.wanted: float = inf
+        self.admitted: float = inf
+        #: How many may have their turns, with those of other consumers.
+        self._free: float = inf
         self._numbers = count()
-        self._taken_s = -inf
+        self._now_s = -inf
         #: The keys with waiting messages that are not at a limit, by the time of their last turn.
         self._queue: list[tuple[int, Lines[L], Key]] = []
         #: Keys whose rate lets their next message begin later.
@@ -68,18 +82,23 @@ class Turns(Generic[L]):
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
-        self.sparing = settings.fair or self.limits.rate is not None or self.limits.per_key.rate is not None
+        rated = self.limits.rate is not None or self.limits.per_key.rate is not None
+        self.sparing = settings.fair or settings.priority is not None or rated
         #: True if the receiver reads on while all handlers are busy, because the next turn may be a later message's.
-        self.reads_ahead = settings.fair
+        self.reads_ahead = settings.fair or settings.priority is not None
         most = self.limits.concurrency
         self._most = inf if most is None else max(1, int(most * share))
-        self._pace_s = _capped(self._pace_s, self.limits.rate, self._taken_s, share)
+        self._pace_s = _capped(self._pace_s, self.limits.rate, self._now_s, share)
         # A higher rate applies at once.
         later, self._later = self._later, []
         for _, _, lines, key in later:
             self._offer(lines, key)
         for lines in self.lines.values():
-            lines.apply(self._taken_s)
+            lines.apply(self._now_s)
+
+    def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
+        """Return the keys with messages that wait for their turns."""
+        return [key for lines in self.lines.values() for key in lines.busy_keys(now_s)]
 
     def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
         """Begin with a source at ``place``, which this receiver has had since ``began_s``."""
@@ -110,38 +129,52 @@ class Turns(Generic[L]):
         if place in self._former:
             self._former[place].difference_update(offsets)
 
-    def take(self, now_s: float) -> list[tuple[L, list[int]]]:
-        """Return the messages that have their turns now, by source."""
-        self._taken_s = now_s
+    def take(self, now_s: float) -> list[tuple[L, int]]:
+        """Return the messages that have their turns now, with their sources."""
+        self.pass_time(now_s)
+        taken: list[tuple[L, int]] = []
+        while self.running < self.wanted and self.has_next():
+            taken.append(self.take_next())
+        return taken
+
+    def pass_time(self, now_s: float) -> None:
+        """Let the keys whose rates allow it by now take turns."""
+        self._now_s = now_s
         awaited = sum(map(len, self._former.values()))
         for lines in self.lines.values():
             lines.pass_time(now_s)
             awaited += len(lines.awaited)
+        # Those that are awaited count for the queue, too.
+        self._free = min(self._most - awaited, self.admitted)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
             self._offer(lines, key)
-        found: dict[L, list[int]] = {}
-        # Those that are awaited count for the queue, too.
-        most = min(self._most - awaited, self.wanted)
-        while self._queue and self.running < most and now_s >= self._may_begin_s:
-            _, lines, key = heapq.heappop(self._queue)
+
+    def has_next(self) -> bool:
+        """Return whether a message may have its turn at the time that has passed, if handlers want it."""
+        while self._queue and self.running < self._free and self._now_s >= self._may_begin_s:
+            _, lines, key = self._queue[0]
             if lines.awaited:
+                heapq.heappop(self._queue)
                 lines.held.append(key)
-                continue
-            offset = lines.next_of(key)
-            if offset is None or lines.is_full(key):
+            elif lines.next_of(key) is None or lines.is_full(key):
+                heapq.heappop(self._queue)
                 lines.queued.discard(key)
-                continue
-            begins_s = lines.begins_s(key)
-            if begins_s > now_s:
+            elif (begins_s := lines.begins_s(key)) > self._now_s:
+                heapq.heappop(self._queue)
                 heapq.heappush(self._later, (begins_s, next(self._numbers), lines, key))
-                continue
-            lines.begin(key, offset, now_s)
-            if self.limits.rate is not None:
-                self._pace_s = max(self._pace_s, now_s) + self.limits.rate.interval_s / self._share
-            found.setdefault(lines.source, []).append(offset)
-            self._offer(lines, key)
-        return list(found.items())
+            else:
+                return True
+        return False
+
+    def take_next(self) -> tuple[L, int]:
+        """Give the next message its turn, after :meth:`has_next`; return its source and its offset."""
+        _, lines, key = heapq.heappop(self._queue)
+        offset = lines.begin(key, self._now_s)
+        if self.limits.rate is not None:
+            self._pace_s = max(self._pace_s, self._now_s) + self.limits.rate.interval_s / self._share
+        self._offer(lines, key)
+        return lines.source, offset
 
     @property
     def next_s(self) -> float:
@@ -150,7 +183,7 @@ class Turns(Generic[L]):
         if self._later:
             times.append(self._later[0][0])
         # Other waits, for the end of a message or for handlers, end with an event.
-        if self._queue and self._may_begin_s > self._taken_s:
+        if self._queue and self._may_begin_s > self._now_s:
             times.append(self._may_begin_s)
         return min(times, default=inf)
 
@@ -305,6 +338,13 @@ class Lines(Generic[L]):
             self._parked.discard(offset)
             self._stopped.discard(key)
 
+    def busy_keys(self, now_s: float) -> Iterator[BusyKey[L]]:
+        for key in {*self._lines, *self._again}:
+            if isinstance(key, bytes) and (first := self.next_of(key)) is not None:
+                waiting = len(self._lines.get(key, ())) + len(self._again.get(key, ()))
+                at_limit = self.is_full(key) or self.begins_s(key) > now_s
+                yield BusyKey(self.source, key, first, waiting, self._running.get(key, 0), at_limit)
+
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> None:
@@ -346,8 +386,10 @@ class Lines(Generic[L]):
             return -inf
         return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
 
-    def begin(self, key: Key, offset: int, now_s: float) -> None:
-        """Give a message its turn."""
+    def begin(self, key: Key, now_s: float) -> int:
+        """Give the next message of a key its turn; return its offset."""
+        offset = self.next_of(key)
+        assert offset is not None, "Turns.has_next was called"
         again = self._again.get(key)
         if again and again[0] == offset:
             again.popleft()
@@ -363,6 +405,7 @@ class Lines(Generic[L]):
                 self._most_paces = max(_MAX_KEYS, 2 * len(self.paces_s))
             pace_s = self.paces_s.get(key, _first_s(rate, self.began_s))
             self.paces_s[key] = max(pace_s, now_s) + rate.interval_s
+        return offset
 
     def _begin(self, key: Key, offset: int) -> None:
         self.begun.add(offset)

@@ -15,7 +15,8 @@ from marq.wire.names import Names
 #: The settings that each check compares.
 LEASE_KEYS = frozenset({"lease", "max_lease"})
 ORDERING_KEYS = frozenset(
-    {"ordering", "on_dead_letter", "delivery", "delay", "dead_letter", "key", "limits", "fair", "expires_after"}
+    {"ordering", "on_dead_letter", "delivery", "delay", "dead_letter", "key", "expires_after"}
+    | {"limits", "fair", "priority"}
 )
 TOPIC_KEYS = frozenset({"topic", "group", "handler"})
 #: What the layers of a setting are called, by :meth:`Definitions.origin`.

@@ -15,9 +15,9 @@ from marq.wire.names import Names
 class EffectiveSettings:
     """The settings in effect for one queue; durations are seconds.
 
-    ``max_attempts`` may be ``"unlimited"``, ``partitions`` ``"all"``, and ``breaker`` False. ``paused`` is True, False,
-    or the time at which the pause ends, in ISO 8601. ``backoff``, ``errors`` and ``breaker`` are tables as in
-    marq.toml, with all of their keys.
+    ``max_attempts`` may be ``"unlimited"``, ``partitions`` ``"all"``, and ``breaker``, ``limits`` and ``priority``
+    False. ``paused`` is True, False, or the time at which the pause ends, in ISO 8601. ``backoff``, ``errors``,
+    ``breaker`` and ``limits`` are tables as in marq.toml, with all of their keys.
     """
 
     lease: float
@@ -45,6 +45,7 @@ class EffectiveSettings:
     key: str
     limits: Mapping[str, Any] | bool
     fair: bool
+    priority: int | bool
     expires_after: float | bool
     expired: str
 

@@ -27,9 +27,9 @@ class OrderingError(NamedTuple):
 
 
 def ordering_error(settings: QueueSettings) -> OrderingError | None:
-    """Return the setting that contradicts ``ordering``, ``limits`` or ``fair``, None if there is none."""
+    """Return the setting that contradicts ``ordering`` or another setting by which messages have turns, or None."""
     if settings.limited and not settings.ordered:
-        name = "fair" if settings.limits is None else "limits"
+        name = "limits" if settings.limits is not None else "fair" if settings.fair else "priority"
         if settings.delivery == AT_MOST_ONCE:
             advice = f"cannot be combined with {name}: use at-least-once delivery, or no {name}"
             return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)
@@ -42,7 +42,7 @@ def ordering_error(settings: QueueSettings) -> OrderingError | None:
         advice = f'cannot be combined with ordering = "{ORDERED_BY_KEY}", which goes by the ordering key: leave key out'
         return OrderingError("key", f'"{settings.key}"', advice)
     if settings.key != ORDERING_KEY and not settings.by_key:
-        advice = "has no effect without limits or fair: set one of them, or leave key out"
+        advice = "has no effect without limits, fair or priority: set one of them, or leave key out"
         return OrderingError("key", f'"{settings.key}"', advice)
     most = None if settings.limits is None else settings.limits.per_key.concurrency
     if settings.ordered and most is not None and most > 1:

@@ -34,6 +34,7 @@ MAX_CONCURRENCY = 10_000
 #: Maximum numbers of entries in a list of delays, and of error classes with their own backoff.
 MAX_DELAYS, MAX_ERRORS = 100, 100
 MAX_WINDOW = 10_000
+MAX_PRIORITY = 9
 #: The longest memory of deduplication ids: each takes some 200 bytes of a worker's memory.
 MAX_DEDUPLICATION_SECONDS = 7 * 24 * 3600
 #: The longest wait for handlers of a stopping worker.
@@ -79,7 +80,8 @@ class QueueSettings:
     delivered. A stopping worker waits for running handlers for ``shutdown_timeout_ms``, None for the worker's setting.
     With ``tracebacks``, a dead letter has the traceback of the last attempt. ``limits`` bounds how many messages run at
     a time and begin per second, of the queue and of each key; with ``fair``, keys take turns. ``key`` tells what the
-    key of a message is, "ordering" for its ordering key. A message is not delivered ``expires_after_ms``
+    key of a message is, "ordering" for its ordering key. Of the queues of a group, those with the highest ``priority``
+    come first; None for no priority. A message is not delivered ``expires_after_ms``
     after it was sent, or after it was due if it was delayed; with ``expired`` DEAD_LETTER it becomes a dead letter
     then, otherwise it is dropped.
 
@@ -113,6 +115,7 @@ class QueueSettings:
     key: str = ORDERING_KEY
     limits: Limits | None = None
     fair: bool = False
+    priority: int | None = None
     expires_after_ms: int | None = None
     expired: str = DROP
 
@@ -124,7 +127,7 @@ class QueueSettings:
     @property
     def limited(self) -> bool:
         """Whether keys take turns (:mod:`marq.consumer.turns`)."""
-        return self.limits is not None or self.fair
+        return self.limits is not None or self.fair or self.priority is not None
 
     @property
     def ordered(self) -> bool:
@@ -187,6 +190,8 @@ def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
         values["breaker"] = _breaker(values["breaker"])
     if "limits" in values:
         values["limits"] = None if values["limits"] is False else Limits.read(values["limits"])
+    if values.get("priority") is False:
+        values["priority"] = None
     if values.get("partitions") == ALL:
         values["partitions"] = None
     if isinstance(values.get("paused"), str):
@@ -222,6 +227,7 @@ def settings_document(settings: QueueSettings) -> dict[str, Any]:
         "key": settings.key,
         "limits": False if settings.limits is None else settings.limits.document(),
         "fair": settings.fair,
+        "priority": False if settings.priority is None else settings.priority,
         "expires_after": False if settings.expires_after_ms is None else _seconds(settings.expires_after_ms),
         "expired": settings.expired,
     }
@@ -317,6 +323,16 @@ def _count_or(most: int, word: str, noun: str = "whole number") -> Check:
             raise ConfigError(f'{name}: expected a {noun} from 1 to {most}, or "{word}", not {value!r}') from None
 
     return check
+
+
+def _priority(name: str, value: object) -> None:
+    try:
+        if value is not False:
+            _count(MAX_PRIORITY)(name, value)
+    except ConfigError:
+        raise ConfigError(
+            f"{name}: expected a whole number from 1 to {MAX_PRIORITY}, or false, not {value!r}"
+        ) from None
 
 
 def switch(name: str, value: object) -> None:
@@ -468,6 +484,7 @@ CHECKS: Mapping[str, Check] = {
     "key": named(check_key),
     "limits": _table_or_false('{ concurrency = 50, rate = "200/s", per_key = { concurrency = 2 } }', _LIMITS),
     "fair": switch,
+    "priority": _priority,
     "expires_after": _seconds_or_false,
     "expired": _either(DROP, DEAD_LETTER),
 }

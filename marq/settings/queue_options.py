@@ -38,6 +38,7 @@ class HandlerOptions(TypedDict, total=False):
     key: str | None
     limits: Mapping[str, Any] | bool | None
     fair: bool | None
+    priority: int | bool | None
     expires_after: Duration | bool | None
     expired: str | None
 

@@ -53,6 +53,7 @@ from marq_worker.check.queues import (
     judge_handlers,
     judge_limits,
     judge_own_topics,
+    judge_priorities,
     judge_unreadable,
     look_at_file,
     with_file,
@@ -173,6 +174,7 @@ class Examination:
         unseen = {permission.name for permission in own.forbidden}
         self._add(*judge_own_topics(self._client, definitions, {**look.found, **own.found}, unseen))
         self._add(*judge_limits(self._client, definitions, {**look.found, **own.found}))
+        self._add(*judge_priorities(definitions))
         self._add(*judge_partitions(self._client, definitions, look.found))
         self._add(*judge_retention(self._client, definitions, look.found))
         readers = await self._readers(view, look, allowed, definitions)

@@ -168,6 +168,33 @@ def judge_limits(
             )
 
 
+def judge_priorities(definitions: Definitions) -> Iterator[CheckFinding]:
+    """Judge priorities of queues that have no other queue to compare with."""
+    for queue in definitions.names():
+        settings, group = definitions.settings(queue), definitions.group(queue)
+        if settings.priority is None:
+            continue
+        others = [other for other in definitions.queues_of(group or "") if other != queue]
+        without = [
+            other
+            for other in others
+            if definitions.settings(other).priority is None and not definitions.settings(other).paused
+        ]
+        if without:
+            yield warning(
+                f"queue {queue}",
+                f"has a priority, and queue {without[0]} of the same group {group} has none: it waits for no queue, and"
+                " messages of higher priorities behind those of lower ones are not read early",
+                advice=f"give {', '.join(without[:5])} a priority, too, or another group",
+            )
+        elif not others:
+            yield warning(
+                f"queue {queue}",
+                "has a priority, but no other queue is in its group",
+                advice="set the same `group` in the queues to compare, or leave priority out",
+            )
+
+
 def judge_unreadable(topic: str, unreadable: Iterable[tuple[int, str]]) -> list[CheckFinding]:
     """Judge records of the queues topic that are not definitions."""
     return [

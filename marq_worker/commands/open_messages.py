@@ -28,6 +28,8 @@ class OpenReport:
     removed_handlers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     #: The queues whose circuit breaker is not closed.
     open_breakers: frozenset[str] = frozenset()
+    #: The workers' answers.
+    answers: Sequence[Mapping[str, Any]] = ()
 
     def of(self, queue: str) -> dict[str, int]:
         metrics = self.queues.get(queue, {})
@@ -43,7 +45,7 @@ async def told_by_workers(client: ClientSettings, ends: Mapping[int, int] | None
     complete = (members.settled if ends is not None else everyone) and covers(metrics, ends)
     backlog = backlog_of(metrics, everyone=everyone and complete)["complete"]
     breakers = frozenset(open_breakers(metrics))
-    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics), breakers)
+    return OpenReport(add_up(metrics), complete, len(members.urls), backlog, merged(metrics), breakers, metrics)
 
 
 def covers(answers: Sequence[Mapping[str, Any]], ends: Mapping[int, int] | None) -> bool:

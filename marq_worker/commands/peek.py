@@ -15,8 +15,8 @@ from marq_worker.commands.command import JSON, Setup, command, open_queues
 from marq_worker.commands.terminal import Column, cell, number, quoted, show
 from marq_worker.commands.unknown import note_if_unknown
 from marq_worker.readable import span
+from marq_worker.redaction import Redaction
 from marq_worker.web.message_listing import waiting_described
-from marq_worker.web.redaction import Redaction
 
 DEFAULT_MESSAGES, MAX_MESSAGES = 20, 10_000
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ from marq.settings.effective_settings import EffectiveSettings, queue_document
 from marq.settings.queue import ALL, CHECKS, MAX_SECONDS, check_document
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_queue_name
+from marq_worker import busy_keys
 from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.commands.command import JSON, YES, Setup, command, open_queues
 from marq_worker.commands.confirmation import confirm
@@ -34,12 +36,23 @@ def _next_attempt(key: Mapping[str, Any]) -> str:
     return "(operator)" if key["waits_for_operator"] else span(key["due_in_seconds"])
 
 
+def _first_waits(key: Mapping[str, Any]) -> str:
+    return span(max(0.0, time.time() - key["first_sent_ms"] / 1000))
+
+
 _BLOCKED = (
     Column("blocked key", lambda key: quoted(key["key"]), least=12),
     Column("attempts", cell("attempt"), right=True),
     Column("next in", _next_attempt, right=True),
     Column("first message", cell("id"), rank=2),
     Column("error", cell("error"), least=20, rank=1),
+)
+_BUSY = (
+    Column("key", lambda key: quoted(key["key"]), least=12),
+    Column("waiting", cell("waiting"), right=True),
+    Column("running", cell("running"), right=True),
+    Column("at a limit", lambda key: "yes" if key["at_limit"] else "no"),
+    Column("first waits for", _first_waits, right=True),
 )
 #: Blocked keys that a terminal shows.
 _SHOWN_KEYS = 20
@@ -99,6 +112,8 @@ async def queue(
             shown["removed_handler"] = told.removed_handlers.get(name)
             if queues.definitions.settings(name).ordered:
                 shown["blocked_keys"] = await _ask_for_blocked(client, name, told)
+            if queues.definitions.settings(name).limited:
+                shown["keys"] = busy_keys.of_queue(name, told.answers)
     if as_json:
         print(json.dumps(shown))
         return
@@ -106,6 +121,9 @@ async def queue(
     if shown.get("blocked_keys") and shown["blocked_keys"]["first"]:
         print()
         show(_BLOCKED, shown["blocked_keys"]["first"][:_SHOWN_KEYS])
+    if shown.get("keys") and shown["keys"]["busiest"]:
+        print()
+        show(_BUSY, shown["keys"]["busiest"])
 
 
 def read_changes(assignments: Sequence[str], unset: Sequence[str]) -> dict[str, Any]:
@@ -174,6 +192,11 @@ def _blocked(keys: Mapping[str, Any] | None) -> str:
     return f"  blocked keys: {keys['count']:,}{which}{missing}"
 
 
+def _keys(keys: Mapping[str, Any]) -> str:
+    busiest = "; the busiest are below" if keys["busiest"] else ""
+    return f"  keys in the workers' handlers: {keys['waiting']:,} wait, {keys['at_limit']:,} at a limit{busiest}"
+
+
 def _messages(metrics: Mapping[str, Any] | None) -> str:
     if metrics is None:
         return "  messages: unknown, because no worker counts them or one did not respond; to count them: marq queues"
@@ -198,6 +221,7 @@ def lines(shown: Mapping[str, Any]) -> list[str]:
         *([] if partitions == {"sent_to": ALL, "read": ALL} else [_on(**partitions)]),
         *([_messages(shown["messages"])] if "messages" in shown else []),
         *([_blocked(shown["blocked_keys"])] if "blocked_keys" in shown else []),
+        *([_keys(shown["keys"])] if "keys" in shown else []),
         *([f"  {removed(shown['queue'], **shown['removed_handler'])}"] if shown.get("removed_handler") else []),
         *(
             f"  {key:<{key_width}}  {values[key]:<{width}}  {ORIGINS.get(setting['from'], setting['from'])}"

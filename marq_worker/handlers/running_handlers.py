@@ -10,6 +10,7 @@ import asyncio
 import functools
 import heapq
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -28,13 +29,17 @@ from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.errors import MarqError
+from marq_worker import busy_keys
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional
 from marq_worker.handlers.loaded_handlers import load_handlers, modules_around
+from marq_worker.redaction import Redaction
 
 log = logging.getLogger("marq.handlers")
 
 #: Running handlers to tell of one process.
 MAX_CALLS = 100
+#: How often to look for busy keys.
+KEYS_S = 5.0
 #: How long to try to join the group. The topics are checked before, so only an outage or a slow member takes long, and
 #: a new process would wait for the same.
 JOIN_LIMIT_MS = 24 * 3600 * 1000
@@ -45,8 +50,12 @@ HEARTBEAT_MS = 500
 class RunningHandlers:
     """Handlers of one group: call :meth:`start`, :meth:`join`, :meth:`run` and :meth:`stop` in this order."""
 
-    def __init__(self, group: HandlerGroup) -> None:
+    def __init__(self, group: HandlerGroup, redaction: Redaction | None = None) -> None:
         self.group = group
+        self._redaction = redaction or Redaction()
+        #: The last answer of :attr:`keys`, and when to look again.
+        self._keys: dict[str, Any] = {}
+        self._keys_until_s = 0.0
         self.session: HandlersSession | None = None
         self.reader: GroupReader | None = None
         self.quiet = False
@@ -142,6 +151,19 @@ class RunningHandlers:
         """State and openings of each queue's circuit breaker."""
         breakers = {} if self.session is None else self.session.receiver.gate.breakers
         return {queue: {"state": breaker.state, "openings": breaker.openings} for queue, breaker in breakers.items()}
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The keys that wait for their turns, by queue, at most some seconds ago: there may be very many."""
+        if self.session is not None and (now_s := time.monotonic()) >= self._keys_until_s:
+            self._keys_until_s = now_s + KEYS_S
+            settings, turns_of = self.session.receiver_settings.queue, self.session.receiver.ordering.turns
+            most = max(1, min(busy_keys.MAX_KEYS, busy_keys.MAX_TOLD_KEYS // max(1, len(turns_of))))
+            self._keys = {
+                queue: busy_keys.report(turns, settings(queue).key, self._redaction, now_s, most)
+                for queue, turns in turns_of.items()
+            }
+        return self._keys
 
     @property
     def partitions(self) -> int | None:

@@ -45,7 +45,7 @@ KILL_LIMIT_S = 2.0
 
 #: Report of a process that does not run, or has not reported yet.
 NOTHING_REPORTED: Mapping[str, Any] = {
-    "breakers": {}, "partitions": None, "in_flight": 0, "processing": 0, "blocked_by": None,
+    "breakers": {}, "keys": {}, "partitions": None, "in_flight": 0, "processing": 0, "blocked_by": None,
 }  # fmt: skip
 
 

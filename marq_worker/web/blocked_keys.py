@@ -17,8 +17,8 @@ from marq.wire.markers import Source
 from marq.wire.record_headers import ordering_key
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
+from marq_worker.redaction import Redaction
 from marq_worker.web.message_listing import BLOCKED_S, described, in_pieces
-from marq_worker.web.redaction import Redaction
 
 #: Keys of one queue to list.
 MAX_KEYS = 100

@@ -21,7 +21,7 @@ from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.record_headers import message_type, origin, previous_time_s, record_id
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
-from marq_worker.web.redaction import Redaction
+from marq_worker.redaction import Redaction
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership

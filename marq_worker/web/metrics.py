@@ -292,6 +292,11 @@ def _handlers(snapshot: WorkerMetrics) -> Iterator[Metric]:
     yield _counter("marq_handlers_starts", "Starts of the handler process.", ["group"], starts)
     for name, what, key in _HANDLER_GAUGES:
         yield _gauge(name, what, ["group"], ((label, process[key]) for label, process in groups))
+    keys = [(queue, told) for _, process in groups for queue, told in process["keys"].items()]
+    what = "Keys with messages that wait for their turns, in queues with limits, fairness or a priority."
+    yield _gauge("marq_keys_waiting", what, ["queue"], (([queue], told["waiting"]) for queue, told in keys))
+    what = "Keys whose next message waits for a limit of the key."
+    yield _gauge("marq_keys_at_limit", what, ["queue"], (([queue], told["at_limit"]) for queue, told in keys))
     breakers = [breaker for _, process in groups for breaker in process["breakers"].items()]
     states = (([queue, state], state == found["state"]) for queue, found in breakers for state in BREAKER_STATES)
     what = "1 for the current state of the queue's circuit breaker."

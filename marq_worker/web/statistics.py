@@ -15,11 +15,11 @@ from yarl import URL
 from marq.core.storage.handling_times import add_counts
 from marq_worker.handlers.handler_watch import merged as merged_removals
 from marq_worker.process_usage import UNKNOWN, ProcessUsage
+from marq_worker.redaction import Redaction
 from marq_worker.web.connection_limits import IDLE_S, Connections
 from marq_worker.web.message_listing import described_schedules, open_messages, read_choice
 from marq_worker.web.partition_statistics import Statistics, add_up, backlog_of, recreated_topics
 from marq_worker.web.peers import TrackersGroup, ask_each, path_segment
-from marq_worker.web.redaction import Redaction
 
 _NOTHING: dict[str, Any] = {
     "queues": {}, "handled": {}, "waited": {}, "partitions": [], "handlers": [], "backlog": None, "process": {},

@@ -21,6 +21,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source
 from marq.wire.names import closest_name
 from marq_worker.process_usage import UNKNOWN
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import history
 from marq_worker.web.dashboard.actions import AuditedActions
 from marq_worker.web.dashboard.actor import DeadLetterSelection
@@ -29,7 +30,6 @@ from marq_worker.web.dashboard.views import DashboardViews
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import SHOWN_BYTES
 from marq_worker.web.partition_statistics import empty_metrics
-from marq_worker.web.redaction import Redaction
 
 #: A message that tries to attack those who look at it.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
@@ -130,8 +130,19 @@ BACKLOG = {
 #: What a worker reports of itself, and of a handler process.
 PROCESS = {"version": "0.1.0", "uptime_seconds": 93_784.0, "cpu": 0.37, "memory_bytes": 187 << 20,
            "loop_lag_seconds": 0.002}  # fmt: skip
-HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "blocked_seconds": 0.0,
-            "partitions": 4, "in_flight": 12, "processing": 8, "cpu": 0.52, "memory_bytes": 96 << 20}  # fmt: skip
+HANDLERS = {"group": "handlers", "queues": ["emails"], "pid": 4711, "starts": 1, "breakers": {}, "keys": {},
+            "blocked_seconds": 0.0, "partitions": 4, "in_flight": 12, "processing": 8, "cpu": 0.52,
+            "memory_bytes": 96 << 20}  # fmt: skip
+
+
+_KEYS = {
+    "waiting": 12,
+    "at_limit": 1,
+    "busiest": [
+        {"key": "<b>acme</b>", "waiting": 1_200, "running": 2, "at_limit": True, "first_sent_ms": 1_750_000_000_000},
+        {"key": "initech", "waiting": 3, "running": 0, "at_limit": False, "first_sent_ms": 1_750_000_000_500},
+    ],
+}
 
 
 class PretendNamespace:
@@ -239,6 +250,7 @@ class PretendNamespace:
                 for number in range(2)
             ],
             "blocked_keys": self._blocked() if name == "invoices" else None,
+            "keys": _KEYS if name == "emails" else None,
             "elsewhere": 3,
             "markers": await self.markers(await self.statistics()),
             "consumers": consumers,

@@ -15,9 +15,9 @@ from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Release, Renew, Source
 from marq.wire.names import markers_partition
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import timeline_reader
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
-from marq_worker.web.redaction import Redaction
 
 EVENTS = 20
 

@@ -1,4 +1,4 @@
-"""Limits and fairness: how many messages run at a time, how many begin, and whose turn it is."""
+"""Limits, fairness and priorities: how many messages run at a time, how many begin, and whose turn it is."""
 
 from __future__ import annotations
 
@@ -263,6 +263,43 @@ async def test_a_tenant_with_many_messages_does_not_delay_another(backend: Backe
     await backend.statistics(queue, acked=503, redelivered=0)
 
 
+async def test_urgent_messages_come_before_thousands_of_others_of_their_group(backend: Backend) -> None:
+    group = backend.new_name("group")
+    urgent = await backend.new_queue(priority=9, group=group)
+    bulk = await backend.new_queue(priority=1, group=group)
+    await backend.producer.send_many(bulk, [b"bulk"] * 3_000)
+    watched, consumer = Watched(backend, 0.005), backend.consumer(group=group, max_in_flight=100)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=4)):
+        await backend.until(lambda: len(watched.done) >= 20)
+        await backend.producer.send_many(urgent, [b"urgent"] * 10)
+        began = len(watched.done)
+        await backend.until(lambda: watched.done.count(b"urgent") == 10)
+        passed = len(watched.done) - began
+        await backend.until(lambda: len(watched.done) == 3_010)
+
+    # Those that had their turns while the urgent ones were sent and read.
+    assert passed < 1_500
+    await backend.statistics(bulk, acked=3_000, redelivered=0)
+
+
+async def test_a_queue_of_a_lower_priority_never_stands_still(backend: Backend) -> None:
+    group = backend.new_name("group")
+    high = await backend.new_queue(priority=5, group=group)
+    low = await backend.new_queue(priority=2, group=group)
+    await backend.producer.send_many(high, [b"high"] * 400)
+    await backend.producer.send_many(low, [b"low"] * 100)
+    watched, consumer = Watched(backend, 0.001), backend.consumer(group=group)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=1)):
+        await backend.until(lambda: watched.done.count(b"high") == 400)
+        between = watched.done.count(b"low")
+        await backend.until(lambda: len(watched.done) == 500)
+
+    assert 20 <= between <= 80
+    await backend.statistics(low, acked=100, redelivered=0)
+
+
 async def test_ordering_and_limits_go_together(backend: Backend) -> None:
     queue = await backend.new_queue(ordering="key", limits={"concurrency": 2}, partitions=1)
     for number in range(12):
@@ -288,7 +325,10 @@ async def test_ordering_and_limits_go_together(backend: Backend) -> None:
         ({"limits": 5}, "limits: expected false or a table like"),
         ({"fair": "yes"}, "fair: expected true or false"),
         ({"fair": True, "key": "tenant"}, 'key: expected "ordering" for the ordering key, or "header:NAME"'),
-        ({"key": "header:tenant"}, "has no effect without limits or fair"),
+        ({"key": "header:tenant"}, "has no effect without limits, fair or priority"),
+        ({"priority": 0}, "priority: expected a whole number from 1 to 9, or false, not 0"),
+        ({"priority": "high"}, "priority: expected a whole number from 1 to 9, or false, not 'high'"),
+        ({"priority": 3, "delivery": "at-most-once"}, "cannot be combined with priority"),
         ({"limits": {}, "delivery": "at-most-once"}, "cannot be combined with limits"),
         ({"fair": True, "expires_after": 60}, "cannot be combined with fair: set expires_after = false"),
         ({"ordering": "key", "limits": {"per_key": {"concurrency": 2}}}, "cannot be above 1 with ordering"),

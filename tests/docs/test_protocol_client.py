@@ -219,6 +219,7 @@ values = st.fixed_dictionaries(
         "limits": st.booleans()
         | st.fixed_dictionaries({}, optional={**bounds, "per_key": key_limits, "burst": numbers}),
         "fair": st.booleans() | st.integers(0, 1),
+        "priority": st.integers(0, 10) | st.booleans(),
         "key": st.sampled_from(["ordering", "header:tenant", "header:", "header: a", "tenant", 1]),
         "expires_after": numbers | st.booleans(),
         "expired": st.sampled_from(["drop", "dead-letter", "keep"]),
@@ -289,6 +290,7 @@ def in_our_words(settings: Mapping[str, Any]) -> dict[str, Any]:
         else None,
         "backoff": backoff_in_our_words(settings["backoff"]),
         "errors": {name: said and backoff_in_our_words(said) for name, said in settings["errors"].items()},
+        "priority": settings["priority"] or None,
         "limits": None if settings["limits"] is False else limits_in_our_words(settings["limits"]),
         "breaker": None
         if breaker is False

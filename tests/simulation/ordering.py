@@ -25,8 +25,10 @@ class Ordering:
         self._lots = lots = random.Random(f"ordering {seed}")
         #: Drawn separately, so that worlds without limits stay as they were.
         self._limit_lots = random.Random(f"limits {seed}")
+        self._priority_lots = random.Random(f"priorities {seed}")
+        self._priorities = self._priority_lots.choice([[False], [False, 1, 9]])
         self._limited_share = self._limit_lots.choice([0.0, 0.0, 0.0, 0.0, 0.5, 1.0])
-        #: Whether some queue has limits or fairness.
+        #: Whether some queue has limits, and perhaps fairness and a priority.
         self.limits = False
         #: The queues with ordering, limits or fairness.
         self.queues: frozenset[str] = frozenset()
@@ -50,7 +52,7 @@ class Ordering:
         self.limits = bool(limited)
 
     def limited(self, *, ordered: bool) -> dict[str, Any]:
-        """Return some limits, or fairness."""
+        """Return some limits, fairness, or a priority."""
         lots = self._limit_lots
         bounds: dict[str, Any] = {}
         if lots.random() < 0.5:
@@ -63,7 +65,8 @@ class Ordering:
         if lots.random() < 0.1:
             per_key["rate"] = "20/s"
         fair = lots.random() < 0.3
-        return {"limits": bounds | ({"per_key": per_key} if per_key else {}), "fair": fair}
+        priority = self._priority_lots.choice(self._priorities)
+        return {"limits": bounds | ({"per_key": per_key} if per_key else {}), "fair": fair, "priority": priority}
 
     def most_of_key(self, world: World, queue: str) -> float:
         """Return how many messages of one key of a queue may run at a time, by any of its settings so far."""

@@ -7,9 +7,9 @@ from typing import Any
 
 from marq.client.dead_letter import DeadLetter, time_of
 from marq_worker.readable import why_dead
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard.dead_letters import KindOfError
 from marq_worker.web.message_listing import SHOWN_BYTES
-from marq_worker.web.redaction import Redaction
 
 
 def consumer_of(message: Mapping[str, Any], members: Sequence[Mapping[str, Any]]) -> dict[str, str] | None:

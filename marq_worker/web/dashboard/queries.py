@@ -22,6 +22,7 @@ from marq.settings.queue import settings_document
 from marq.wire.errors import MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
+from marq_worker import busy_keys
 from marq_worker.config.settings import AppSettings
 from marq_worker.queue_states import is_listed
 from marq_worker.web.blocked_keys import blocked_keys, merged_keys
@@ -158,6 +159,7 @@ class DashboardQueries:
                 committed, sources, members.get(group, []),
             ),
             "blocked_keys": merged_keys(told) if settings.ordered else None,
+            "keys": busy_keys.of_queue(name, statistics["workers"]) if settings.limited else None,
             "elsewhere": open_elsewhere(topic, sources),
             "markers": markers_partitions(statistics["workers"], markers),
             "consumers": members.get(group),

@@ -12,7 +12,7 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.record_headers import ordering_key
 from marq_worker.readable import read_duration
-from marq_worker.web.redaction import Redaction
+from marq_worker.redaction import Redaction
 
 #: Largest payload that can be edited on a page.
 MAX_EDITED_BYTES = 65_536

@@ -18,9 +18,9 @@ from marq.settings.definitions import Definitions
 from marq.wire.markers import Source
 from marq.wire.names import markers_partition
 from marq.wire.record_headers import has_invalid_deliver_at, ordering_key, origin, record_id
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard.timeline import Timeline
 from marq_worker.web.message_listing import SHOWN_BYTES, moment
-from marq_worker.web.redaction import Redaction
 
 #: Limits of a read: marker records, their bytes, seconds, and events of the message.
 MAX_RECORDS, MAX_BYTES, MAX_SECONDS, MAX_EVENTS = 100_000, 64 << 20, 4.0, 200

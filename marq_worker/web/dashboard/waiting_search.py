@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marq.kafka.inspector import Peeked, by_age
+from marq_worker.redaction import MAX_JSON_BYTES, Redaction
 from marq_worker.web.message_listing import MAX_ATTEMPTS, MAX_MINUTES, read_number
-from marq_worker.web.redaction import MAX_JSON_BYTES, Redaction
 
 #: Sort keys.
 SORTS = ("sent", "attempt", "bytes")

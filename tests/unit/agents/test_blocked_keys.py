@@ -13,9 +13,9 @@ from marq.core.storage.gauges import gauges_of
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_MS, Payload, Source
+from marq_worker.redaction import HIDDEN, Redaction
 from marq_worker.web.blocked_keys import MAX_KEYS, blocked_keys, merged_keys
 from marq_worker.web.message_listing import read_choice
-from marq_worker.web.redaction import HIDDEN, Redaction
 
 MESSAGES, OWN = Source("marq.messages", 1), Source("shop.orders@aaaaaaaaaaaa", 0)
 ORDERED = QueueSettings(ordering="key")

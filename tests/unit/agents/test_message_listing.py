@@ -13,8 +13,8 @@ from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire, Payload, Source
 from marq_worker.commands.state import _leases_since
+from marq_worker.redaction import Redaction
 from marq_worker.web.message_listing import MAX_PLACES, Choice, open_message, read_choice, sources_of
-from marq_worker.web.redaction import Redaction
 
 NOW_MS = 1_000_000_000
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from marq_worker.web.redaction import ALL_HIDDEN, HIDDEN, MAX_TEXT, Redaction
+from marq_worker.redaction import ALL_HIDDEN, HIDDEN, MAX_TEXT, Redaction
 
 
 def test_fields_and_headers_are_hidden_at_any_depth_and_in_any_case() -> None:

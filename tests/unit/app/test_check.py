@@ -20,7 +20,7 @@ from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
 from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import Port, judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
-from marq_worker.check.queues import judge_limits
+from marq_worker.check.queues import judge_limits, judge_priorities
 from marq_worker.check.topics import judge_missing, judge_topics
 from marq_worker.check.trackers import Page, judge_members, judge_pages
 from marq_worker.client_id import Identity
@@ -84,6 +84,26 @@ def test_limits_that_are_not_exact_are_warnings(settings: dict[str, Any], partit
     definitions.fold(b"file:emails", settings)
 
     findings = list(judge_limits(CLIENT, definitions, {NAMES.messages: TopicFacts(partitions, {})}))
+
+    assert levels(findings) == [Level.WARNING] * len(said)
+    assert all(text in finding.found for text, finding in zip(said, findings, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("others", "said"),
+    [
+        ({"mail": {"group": "g", "priority": 1}}, []),
+        ({"mail": {"group": "g"}}, ["queue mail of the same group g has none"]),
+        ({"mail": {"group": "other", "priority": 1}}, ["no other queue is in its group"]),
+    ],
+)
+def test_a_priority_that_has_nothing_to_compare_with_is_a_warning(others: dict[str, Any], said: list[str]) -> None:
+    definitions = Definitions()
+    definitions.fold(b"file:urgent", {"group": "g", "priority": 9})
+    for queue, document in others.items():
+        definitions.fold(f"file:{queue}".encode(), document)
+
+    findings = [found for found in judge_priorities(definitions) if found.subject == "queue urgent"]
 
     assert levels(findings) == [Level.WARNING] * len(said)
     assert all(text in finding.found for text, finding in zip(said, findings, strict=True))

@@ -17,10 +17,10 @@ from marq.dead_letters.log import Stored
 from marq.dead_letters.selection import CountKey, Spot, Survey
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import dead_letters
 from marq_worker.web.dashboard.dead_letters import DeadLetterIndex, KindOfError, TooManyDeadLetters
 from marq_worker.web.dashboard.queries import DashboardQueries
-from marq_worker.web.redaction import Redaction
 
 
 @asynccontextmanager

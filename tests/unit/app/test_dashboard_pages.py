@@ -190,6 +190,18 @@ async def test_the_page_of_a_queue_with_ordering_lists_its_blocked_keys(client: 
     assert [row["key"] for row in told["blocked_keys"]] == ["customer-42", "<b>customer</b>", None]
 
 
+async def test_the_page_of_a_queue_with_limits_lists_its_busiest_keys(client: Client) -> None:
+    limited, other = [await (await client.get(f"/queues/{name}")).text() for name in ("emails", "invoices")]
+
+    assert "<h2>Keys</h2>" not in other
+    assert "12 keys have messages that wait for their turns in the workers' handlers, and 1 of them is at a limit" in (
+        limited
+    )
+    assert '<th scope="row">&lt;b&gt;acme&lt;/b&gt;</th><td>1,200</td><td>2</td><td>yes</td>' in limited
+    told = await (await client.get("/api/queues/emails")).json()
+    assert [key["key"] for key in told["keys"]["busiest"]] == ["<b>acme</b>", "initech"]
+
+
 @pytest.mark.parametrize("state", ["leased_in_order", "dispatched"])
 async def test_no_action_is_offered_for_a_message_that_no_operator_can_release(
     client: Client, namespace: Filtered, state: str
@@ -580,7 +592,7 @@ async def test_the_page_of_a_queue_has_its_times_and_its_own_settings_before_tab
     told = await (await client.get("/api/queues/reports")).json()
 
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        "Last 15 minutes", "Settings", "Consumers", "Partitions", "Trackers",
+        "Last 15 minutes", "Settings", "Keys", "Consumers", "Partitions", "Trackers",
     ]  # fmt: skip
     assert re.findall(r"<span>(p\d\d) <strong>(.*?)</strong>", page)[:3] == [
         ("p50", "39 ms"), ("p95", "83 ms"), ("p99", "97 ms"),

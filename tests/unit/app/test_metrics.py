@@ -134,6 +134,7 @@ def test_a_breaker_has_one_state() -> None:
             "processing": 1,
             "blocked_seconds": 12.0,
             "breakers": {"emails": {"state": "half-open", "openings": 3}},
+            "keys": {"emails": {"waiting": 7, "at_limit": 2, "busiest": []}},
         }
     ]
 
@@ -147,5 +148,6 @@ def test_a_breaker_has_one_state() -> None:
     assert found["marq_handlers_starts_total", ("g",)] == 2
     assert found["marq_handlers_blocked_seconds", ("g",)] == 12
     assert found["marq_breaker_openings_total", ("emails",)] == 3
+    assert (found["marq_keys_waiting", ("emails",)], found["marq_keys_at_limit", ("emails",)]) == (7, 2)
     states = {labels[1]: value for (name, labels), value in found.items() if name == "marq_breaker_state"}
     assert states == {"closed": 0, "open": 0, "half-open": 1}

@@ -101,6 +101,14 @@ def test_blocked_keys_are_counted_for_a_queue_with_ordering(keys: dict[str, Any]
     assert not any("blocked" in line for line in lines(shown))
 
 
+def test_waiting_keys_are_counted_for_a_queue_with_limits() -> None:
+    shown = queue_document("orders", Definitions(), Names())
+    keys = {"waiting": 1_020, "at_limit": 20, "busiest": []}
+
+    assert "  keys in the workers' handlers: 1,020 wait, 20 at a limit" in lines(shown | {"keys": keys})
+    assert not any("keys" in line for line in lines(shown))
+
+
 @pytest.mark.parametrize(
     ("assignments", "unset", "said"),
     [
@@ -159,6 +167,7 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
         "key": "default",
         "limits": "default",
         "fair": "default",
+        "priority": "default",
         "expires_after": "default",
         "expired": "default",
     }

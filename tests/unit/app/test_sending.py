@@ -14,9 +14,9 @@ from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.record_headers import ordering_key
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard.actor import Actor
 from marq_worker.web.dashboard.sending import MAX_EDITED_BYTES, OperatorSender, read_headers
-from marq_worker.web.redaction import Redaction
 
 
 class Stage:

@@ -13,9 +13,9 @@ from marq.settings.definitions import Definitions
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Payload, Purge, Renew, Source
 from marq.wire.names import markers_partition
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import pages, timeline_reader
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
-from marq_worker.web.redaction import Redaction
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "marq"}, environment={})
 MESSAGES, OFFSET, PARTITIONS = Source("marq.messages", 0), 5, 2

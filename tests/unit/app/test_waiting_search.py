@@ -10,8 +10,8 @@ from marq.kafka.inspector import Peeked
 from marq.kafka.records import Row
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
+from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
-from marq_worker.web.redaction import Redaction
 
 VALUE = '{"name": "Zoë", "card": "4111-1111"}'.encode()
 

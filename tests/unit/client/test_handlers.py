@@ -83,7 +83,7 @@ def test_a_decorator_takes_the_settings_of_a_table_of_marq_toml(make_module) -> 
         "concurrency": 2, "delay": 0, "delivery": "at-least-once", "transactional": False, "partitions": 2,
         "paused": False, "ordering": "none", "on_dead_letter": "continue", "start": "earliest",
         "deduplication_window": 60, "shutdown_timeout": 5, "tracebacks": False, "key": "ordering",
-        "limits": {"concurrency": 5}, "fair": False,
+        "limits": {"concurrency": 5}, "fair": False, "priority": 3,
         "expires_after": timedelta(hours=1), "expired": "dead-letter",
     }  # fmt: skip
     assert given.keys() == HandlerOptions.__annotations__.keys() == CHECKS.keys() - {"handler"}

@@ -77,6 +77,7 @@ def test_settings_can_be_said_as_a_document_again() -> None:
         "key": "header:tenant",
         "limits": {"concurrency": 50, "rate": "200/s", "per_key": {"concurrency": 2, "rate": "10/min"}},
         "fair": True,
+        "priority": 9,
         "expires_after": 90.5,
         "expired": "dead-letter",
     }

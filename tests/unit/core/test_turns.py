@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marq.consumer.turns import Lines, Turns
+from marq.consumer.turns import BusyKey, Lines, Turns
 from marq.settings.limits import Limits, Rate
 from marq.settings.queue import ORDERED_BY_KEY, QueueSettings
 from marq.wire.errors import ConfigError
@@ -28,7 +28,7 @@ def line_of(turns: Turns[str], *keys: bytes | None, source: str = "s", first: in
 
 
 def given(turns: Turns[str], now_s: float = 0.0) -> list[int]:
-    return [offset for _, offsets in turns.take(now_s) for offset in offsets]
+    return [offset for _, offset in turns.take(now_s)]
 
 
 def test_keys_take_turns_and_a_message_without_a_key_is_a_key_of_its_own() -> None:
@@ -41,6 +41,29 @@ def test_keys_take_turns_and_a_message_without_a_key_is_a_key_of_its_own() -> No
     assert given(turns) == [5]
     lines.remove([0, 3])
     assert given(turns) == [1, 2]
+
+
+def test_keys_that_wait_are_told_with_their_first_message_and_whether_they_are_at_a_limit() -> None:
+    turns = turns_of(per_key={"concurrency": 2}, concurrency=3)
+    line_of(turns, A, A, A, A, B, B, None)
+
+    assert given(turns) == [0, 4, 6]
+    assert sorted(turns.busy_keys(0.0)) == [
+        BusyKey("s", A, first=1, waiting=3, running=1, at_limit=False),
+        BusyKey("s", B, first=5, waiting=1, running=1, at_limit=False),
+    ]
+    turns.lines["s"].remove([6])
+    assert given(turns) == [1]
+    assert min(turns.busy_keys(0.0)) == BusyKey("s", A, first=2, waiting=2, running=2, at_limit=True)
+
+
+def test_a_key_that_waits_for_its_rate_is_at_its_limit() -> None:
+    turns = turns_of(per_key={"rate": "1/s"})
+    line_of(turns, A, A)
+
+    assert given(turns, 10.0) == [0]
+    assert [key.at_limit for key in turns.busy_keys(10.0)] == [True]
+    assert [key.at_limit for key in turns.busy_keys(11.0)] == [False]
 
 
 def test_a_key_at_its_limit_stops_only_itself() -> None:

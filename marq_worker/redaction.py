@@ -65,11 +65,11 @@ class Redaction:
         """Return a traceback. It may contain values and can't be searched for fields, so it is hidden like such."""
         return TRACEBACK_HIDDEN if text and self._names else text
 
-    def ordering_key(self, key: bytes | None) -> str | None:
-        """Return an ordering key as text, None for no key; it is hidden if its header's name is."""
+    def ordering_key(self, key: bytes | None, header: str = ORDERING_KEY_HEADER) -> str | None:
+        """Return an ordering key as text, None for no key; it is hidden if the name of its header is."""
         if not key:
             return None
-        return HIDDEN if ORDERING_KEY_HEADER in self._names else _cut(key, MAX_KEY_BYTES)
+        return HIDDEN if header.casefold() in self._names else _cut(key, MAX_KEY_BYTES)
 
     def forms(self, value: bytes | None) -> list[Form]:
         """Return a payload in all forms to show, the most useful one first."""
