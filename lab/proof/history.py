@@ -84,9 +84,13 @@ class History:
         self.events.append({"process": process, "type": type_, "op": op, **fields})
 
     def write(self, path: Path) -> None:
-        with path.open("w", encoding="utf-8") as file:
-            for event in self.events:
-                file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
+        write(self.events, path)
+
+
+def write(events: Iterable[Event], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for event in events:
+            file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def read(paths: Sequence[Path]) -> Iterator[Event]:
