@@ -261,7 +261,7 @@ class _Verdict:
         evidence = self._evidence
         decided = decided_on(trail, fact, evidence.logs[fact.log])
         holder, until = (decided[0].holder, decided[1]) if decided is not None else ("", fact.offset)
-        trail.read_again = any(offset >= until for offset in trail.acquired_at)
+        trail.read_again = any(offset >= until for offset, _, _ in trail.acquired)
         why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
         if why is None:
             self._find("unexplained", f"{trail}: its lease ended without a cause", trail.events)
@@ -331,7 +331,7 @@ class _Verdict:
         """Allow one dead letter, and one more for each redrive and each acquired copy of an aborted transaction."""
         letters = sum(len(trail.deaths) for trail in trails)
         redriven = sum(trail.redriven for trail in trails)
-        aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
+        aborted = sum(bool(trail.acquired) and not trail.committed for trail in trails)
         self._report.dead_twice += max(0, letters - 1 - redriven)
         if letters > 1 + redriven + aborted:
             text = f"{root}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"

@@ -169,10 +169,8 @@ class Trail:
     changes: list[tuple[int, Standing | None]] = field(default_factory=list)
     acked_at: int | None = None
     facts: tuple[TrackerFact, ...] = ()
-    #: Offsets of its ACQUIREs; and whether one came after the tracker had decided.
-    acquired_at: tuple[int, ...] = ()
-    #: Event and holder of each ACQUIRE in the log.
-    acquired_by: tuple[tuple[int, str], ...] = ()
+    #: Offset, event and holder of each ACQUIRE in the log; and whether one came after the tracker had decided.
+    acquired: tuple[tuple[int, int, str], ...] = ()
     read_again: bool = False
     decisions: tuple[Decision, ...] = ()
     deaths: tuple[Event, ...] = ()
@@ -663,8 +661,7 @@ class Evidence:
         elif bit == DELAY:
             trail.note_delay(event, index, number)
         elif bit == ACQUIRE:
-            trail.acquired_at += (event["offset"],)
-            trail.acquired_by += ((number, intern(event["holder"])),)
+            trail.acquired += ((event["offset"], number, intern(event["holder"])),)
             trail.say_content(number, event["contents"][index])
             trail.lease_ms = event["lease_ms"]
             # An ordered message is acquired again in its place, with the next attempt.
@@ -675,18 +672,11 @@ class Evidence:
         elif bit == ACK and trail.acked_at is None:
             trail.acked_at = event["offset"]
         elif kind in FACTS:
-            self._note_fact(log, event, index, trail)
+            before = log.open.get(trail.key) or last_standing(trail)
+            made = event["attempts"][index], event["causes"][index], event["holder"]
+            trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":
             trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
-
-    def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
-        before = log.open.get(trail.key)
-        trail.facts += (
-            TrackerFact(
-                event["kind"], event["attempts"][index], event["causes"][index], event["holder"],
-                log.name, event["offset"], before or last_standing(trail), self.number,
-            ),
-        )  # fmt: skip
 
 
 #: Operations that are taken like others.
