@@ -253,12 +253,16 @@ WORKERS = [
     ),
     Scenario(
         "worker-killed-in-the-answer",
-        # The partitions of another consumer move, so they are resumed again.
+        # The partitions of another consumer move, so they are resumed again. The first worker fixes those of the keys:
+        # before that, senders wait for a worker.
         [
-            then(next_worker(*options), consumer())
-            for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+            then(end("workers", -1), worker("--die-in-answer=1", again=True), consumer()),
+            *[
+                then(next_worker(*options), consumer())
+                for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+            ],
         ],
-        begin(["--die-in-answer=1"], [()], some=0),
+        begin(consumers=[()]),
     ),
     Scenario(
         "worker-paused-past-the-session",
