@@ -129,7 +129,7 @@ def develop(modules: Sequence[str], data: Path, loglevel: str, ports: Ports = Po
         stack.enter_context(worker)
         while not stop.wait(_LOOK_S):
             if broker is not None and not broker.running:
-                raise BrokerError(f"the broker exited unexpectedly\n{broker.log_tail()}")
+                raise BrokerError(broker.why_it_ended())
             found = dict(_sources())
             changed = {path for path, _ in found.items() ^ seen.items()}
             seen = found

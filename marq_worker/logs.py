@@ -21,6 +21,8 @@ TELLTALES = ("aiokafka.conn", "aiokafka.producer.producer")
 #: Loggers whose lines say how a worker works inside. Our own services are among them: Faust logs under their modules'
 #: names, and we under "marq".
 FOREIGN = ("faust", "mode", "aiokafka", "aiohttp", "marq_worker")
+#: The logger of aiokafka's group members.
+COORDINATOR = "aiokafka.consumer.group_coordinator"
 #: Field names in our log lines; anything else with an equals sign is text.
 _FIELDS = (
     "queue", "group", "topic", "id", "partition", "offset", "offsets", "first_offset", "attempt", "messages", "batches",
@@ -46,6 +48,16 @@ class NoRequests(logging.Filter):
 
 
 _NO_REQUESTS = NoRequests()
+
+
+class NoRebalances(logging.Filter):
+    """Leaves out aiokafka's warning about a rebalance: every worker that starts or stops causes one."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not str(record.msg).endswith("because it is rebalancing")
+
+
+_NO_REBALANCES = NoRebalances()
 
 
 class JsonFormatter(logging.Formatter):
@@ -81,10 +93,11 @@ def shape(root: logging.Logger, form: LogFormat) -> None:
 
 
 def hide_faust() -> None:
-    """Hide the lines below WARNING of Faust, aiokafka and the services that Faust starts and stops."""
+    """Hide rebalances, and lines below WARNING of Faust, aiokafka and the services that Faust starts and stops."""
     # Those that `shape` gave a level of their own, too.
     for name in (*FOREIGN, *TELLTALES):
         logging.getLogger(name).setLevel(logging.WARNING)
+    logging.getLogger(COORDINATOR).addFilter(_NO_REBALANCES)
 
 
 def _number(text: str) -> int | str:

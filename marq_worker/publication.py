@@ -34,7 +34,9 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
     after = before.after(documents)
     check_topics(after, names, file)
     if not file.present:
-        log.info("%s does not exist: this worker publishes no settings of queues", file.path.absolute())
+        log.info(
+            "%s does not exist: this worker publishes no settings but those in its handlers' code", file.path.absolute()
+        )
     known = published(before)
     # New defaults change queues that others may have defined.
     replaced = [key for key in documents if key in known or (key == DEFAULTS_KEY and before.names())]
@@ -51,7 +53,7 @@ async def publish(queues: Queues, names: Names, file: QueuesFile) -> None:
             "project %s removed definitions that %s no longer has: %s", file.project, file.path, listed(removed)
         )
     if file.present and not file.project and (replaced or (left := left_over(after, file))):
-        changed = f"replaced {listed(replaced)}" if replaced else f"left {listed(left)} as they are"
+        changed = f"replaced {listed(replaced)}" if replaced else f"kept {listed(left)}"
         log.warning(
             "%s names no project, so Marq can't tell which definitions are its own: it %s. Set a name in marq.toml:"
             ' [settings] project = "NAME"',

@@ -69,16 +69,23 @@ def plain(text: str) -> str:
 _EXHAUSTED = re.compile(r"(\d+) of \1 attempts used: the last time it was released")
 
 
+def given_up(reason: str) -> str:
+    """Return a reason without the release that ended the last attempt: next to an error, it says nothing."""
+    exhausted = _EXHAUSTED.fullmatch(reason)
+    if exhausted is None:
+        return reason
+    attempts = int(exhausted[1])
+    return f"given up after {attempts:,} attempt{'s' if attempts > 1 else ''}"
+
+
 def why_dead(reason: str, error: str) -> str:
     """Return why a message became a dead letter: its last error, if it used up its attempts, else the reason.
 
     The error may be that of an earlier attempt: a Retry without a cause leaves none.
     """
-    exhausted = _EXHAUSTED.fullmatch(reason)
-    if exhausted is None or not error:
+    if not error or _EXHAUSTED.fullmatch(reason) is None:
         return reason
-    attempts = int(exhausted[1])
-    return f"given up after {attempts:,} attempt{'s' if attempts > 1 else ''}, last error: {error}"
+    return f"{given_up(reason)}, last error: {error}"
 
 
 def end_with(error: Exception) -> NoReturn:

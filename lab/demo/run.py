@@ -277,7 +277,7 @@ class DemoRun(Stage):
 
     def _check_broker(self) -> None:
         if self._broker is not None and not self._broker.running:
-            raise RunError(f"the embedded broker has ended:\n{self._broker.log_tail()}")
+            raise RunError(self._broker.why_it_ended())
 
     def _note_slow_broker(self, since_s: float) -> None:
         self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)

@@ -114,9 +114,10 @@ class HandlerPool(ABC, Generic[Work]):
         def run_handler(work: Work) -> Any:
             try:
                 return handler(work)
-            except StopIteration as error:
-                # asyncio can't pass it on to the task, which would wait forever.
-                raise RuntimeError("StopIteration in the handler") from error
+            except (StopIteration, GeneratorExit) as error:
+                # asyncio can't pass them on: with the first, the task would wait forever, and with the second, Python
+                # would close its coroutine, and the consumer would fail.
+                raise RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}") from error
 
         async def call(work: Work) -> Any:
             # Context variables of middleware, such as a span, are visible in the thread.
@@ -141,6 +142,11 @@ class HandlerPool(ABC, Generic[Work]):
                     raise
                 log.warning("a handler task was cancelled although its consumer is not stopping; it continues")
                 self._forget_cancellations(index)
+            except GeneratorExit:
+                # The handler has awaited a future that failed with this exception: it closes all coroutines up to here.
+                if not self._is_running(index):
+                    raise
+                self._current[index] = None
 
     def _forget_cancellations(self, index: int) -> None:
         """Undo cancellations that user code did not undo; otherwise, a TaskGroup in a later call would be cancelled."""
@@ -307,6 +313,9 @@ class HandlerPool(ABC, Generic[Work]):
             raise error
         if not (lost and cancelled):
             self._log_failure(consequences, error)
+        if isinstance(error.__cause__, GeneratorExit):
+            # A coroutine that is closed must not wait again.
+            raise error.__cause__
 
     def _log_failure(self, consequences: Sequence[tuple[Message, Consequence | None]], error: BaseException) -> None:
         """Log a failed call in one line, with what happens to its first message that was open."""

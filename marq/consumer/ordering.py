@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -62,7 +62,7 @@ MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 MAX_STEP = 1_000
 _MAX_DOUBLINGS = 10
 #: The error of a message whose lease has ended.
-LEASE_ENDED = "its lease ended"
+LEASE_ENDED = "its lease ran out: the process of its handler died, or the handler did not return"
 
 T = TypeVar("T")
 Key = tuple[str, Source]
@@ -335,6 +335,10 @@ class Ordering:
                 taken += turns.take(now_s)
         for keys, offsets in _grouped(taken).items():
             keys.take_turns(offsets, now_s)
+
+    def undelivered(self, queues: Container[str]) -> int:
+        """Return how many messages of these queues the next steps deliver."""
+        return sum([len(run.offsets) for run in self._deliver if run.batch.queue in queues])
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
@@ -628,10 +632,12 @@ class KeyQueues:
     def __len__(self) -> int:
         return len(self._values)
 
-    def timestamp_ms(self, offset: int) -> int:
-        """Return the timestamp of an open message's record."""
-        retry = self._retries.get(offset)
-        return self._batches[offset].record(offset).timestamp if retry is None else retry.original.timestamp
+    def timestamp_ms(self, offset: int) -> int | None:
+        """Return the timestamp of an open message's record, None if the message is unknown."""
+        if (retry := self._retries.get(offset)) is not None:
+            return retry.original.timestamp
+        batch = self._batches.get(offset)
+        return None if batch is None else batch.record(offset).timestamp
 
     @property
     def waiting(self) -> int:
@@ -871,17 +877,18 @@ class KeyQueues:
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
         """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""
-        used, error = message.attempt, message.error or LEASE_ENDED
+        used, before = message.attempt, "" if message.error == LEASE_ENDED else message.error
         if retry.begun:
             used = max(used, self._attempt_of(retry.original))
         if not retry.seen and used < self._attempt_of(retry.original):
             # No user code had it.
             return
         if is_exhausted(used, True, self._ordering.settings.queue(self.queue)):
-            retry.last = error
-            self._attempt(retry, used, error)
+            # The dead letter does not tell it otherwise, because its message is released.
+            retry.last = f"{LEASE_ENDED}; before that: {before}" if before else LEASE_ENDED
+            self._attempt(retry, used, retry.last)
         else:
-            self._attempt(retry, used + 1, error, cause=Cause.EXPIRED)
+            self._attempt(retry, used + 1, before or LEASE_ENDED, cause=Cause.EXPIRED)
 
     @property
     def blocks(self) -> bool:

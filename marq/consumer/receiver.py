@@ -662,7 +662,7 @@ class Receiver:
         handled = [message.queue for pool in buffer.pools for message in pool.running]
         idle = max(0, buffer.handler_demand - len(handled))
         ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
-        ready = len(buffer.ready)
+        ready = len(buffer.ready) + self.ordering.undelivered(queues)
         # Other queues may share the buffer.
         if self.prefetch.is_shared:
             running = sum(turns.running for turns in queues.values())

@@ -127,8 +127,11 @@ class LeaseBook(DueMessages):
         if isinstance(batch, Tick):
             return self.clock.tick(append_time_ms, batch.holder, batch.monotonic_ms)
         _FOLDS[type(batch)](self, batch)
-        # A PURGE or RESUME may concern all open messages, and deduplication ids have a row for each batch.
-        self._most_rows += 1 + (self._open_count if isinstance(batch, Purge | Resume) else len(batch.offsets))
+        # A PURGE or RESUME may concern all open messages, and a marker without a queue those of each.
+        messages = self._open_count if isinstance(batch, Purge | Resume) else len(batch.offsets)
+        queues = self.queues_in(batch.source) if batch.queue == ANY_QUEUE else 1
+        # A message that has ended may have a changed row as well.
+        self._most_rows += 1 + 2 * messages * queues
         return 0
 
     def skip(self, append_time_ms: int, offset: int) -> None:

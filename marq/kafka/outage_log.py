@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
+from marq.settings.client import DEFAULT_CONNECT_TIMEOUT_MS
+
 log = logging.getLogger("marq")
 
 #: Least seconds between two log lines about a lasting failure.
 SUMMARY_S = 30.0
-#: Report a broker that has never answered only after this time, because a failed start has its own error.
-SILENT_START_S = 3.0
+#: Report a broker that has never answered only after this time, because a failed start has its own error by then.
+SILENT_START_S = 1.5 * DEFAULT_CONNECT_TIMEOUT_MS / 1000
 
 Address = tuple[str, int]
 

@@ -4,7 +4,8 @@ Messages of the same iteration of the event loop share batches. With a ``linger_
 are on their way, and they go to one partition: one large batch costs less than several small ones.
 
 A connection that failed is replaced, because it would retry messages although their callers were told that they may not
-have been sent.
+have been sent. After a batch that the broker refused, later ones of its partition would lack their predecessor: the
+connection is replaced when the batches of other callers have been sent, and new ones wait for that.
 """
 
 from __future__ import annotations
@@ -48,10 +49,9 @@ class SendCounts:
 class ProducerBatch:
     """Messages for one partition, and the futures of their offsets."""
 
-    __slots__ = ("batch", "count", "futures", "partition", "placements", "sender", "topic")
+    __slots__ = ("batch", "count", "futures", "partition", "placements", "topic")
 
     def __init__(self, sender: Sender, topic: str, partition: int, placements: PlacementVersion) -> None:
-        self.sender = sender
         #: The placements by which the partition was chosen.
         self.placements = placements
         self.topic = topic
@@ -127,6 +127,11 @@ class Batcher:
         self._sending: set[asyncio.Task[Any]] = set()
         self._turns: dict[tuple[str, int], asyncio.Lock] = {}
         self._replacing: asyncio.Task[Any] | None = None
+        #: Whether batches need not wait for another connection.
+        self._go_on = asyncio.Event()
+        self._go_on.set()
+        #: The tasks whose batches the connection has.
+        self._on_their_way: set[asyncio.Task[Any]] = set()
         self._stopping = self._stopped = False
 
     async def drain(self) -> None:
@@ -303,44 +308,69 @@ class Batcher:
         # One batch waits for its partition at a time: aiokafka 0.14 adds up the waiting times of several, and so
         # gives up too early. The check is in the turn, too: otherwise, a later batch that needs none would overtake.
         turn = self._turns.setdefault((batch.topic, batch.partition), asyncio.Lock())
+        sender, task = self._sender, asyncio.current_task()
+        assert task is not None
         try:
             async with asyncio.timeout(self._limit_s) as limit, turn:
                 if not self._routes.are_recent:
                     limit.reschedule(None)
                     await self._routes.check(self._limit_s)
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
-                sent = await batch.sender.send_batch(batch.batch, batch.topic, partition=batch.partition)
+                await self._go_on.wait()
+                if self._replacing is not None:
+                    raise self._disconnected(batch)
+                sender = self._sender
+                self._on_their_way.add(task)
+                sent = await sender.send_batch(batch.batch, batch.topic, partition=batch.partition)
             async with asyncio.timeout(self._limit_s):
                 return int((await sent).offset)
         except (TimeoutError, KafkaError, AssertionError) as error:
             # aiokafka asserts that the partition exists; a recreated topic may have fewer partitions.
-            self._replace(batch.sender)
             known = refused(self._settings, error, "Write", batch.topic) or refusal(batch.topic, error)
+            self._replace(sender, others_go_on=known is not None)
             raise known or self._unknown(batch, str(error) or type(error).__name__) from error
+        finally:
+            self._on_their_way.discard(task)
 
-    def _replace(self, sender: Sender) -> None:
-        """Replace a connection that failed: it would retry messages that callers believe to have failed."""
+    def _replace(self, sender: Sender, others_go_on: bool) -> None:
+        """Replace a connection that failed: it would retry messages that callers believe to have failed.
+
+        If ``others_go_on``, the other batches that it has are sent first, and new ones wait. Otherwise, all fail.
+        """
         if self._sender is sender and self._replacing is None and not self._stopping:
-            self._replacing = self._track(self._connect_again(sender))
+            if others_go_on:
+                self._go_on.clear()
+            self._replacing = self._track(self._connect_again(sender, STOP_LIMIT_S if others_go_on else 0))
 
-    async def _connect_again(self, failed: Sender) -> None:
-        """Open another connection; until then sends fail at once with the closed one."""
-        await self._cluster.close(failed, 0)
+    async def _connect_again(self, failed: Sender, limit_s: float) -> None:
+        """Open another connection; until then sends wait, or fail at once."""
         try:
+            if limit_s and self._on_their_way:
+                await asyncio.wait(self._on_their_way.copy(), timeout=limit_s)
+            await self._cluster.close(failed, 0)
             while True:
                 try:
                     self._sender = await self._cluster.sender(self._topics)
                     return
                 except BrokerUnavailable as error:
                     log.warning("cannot start a producer, retrying: %s", error)
+                    self._go_on.set()
                     await self._cluster.sleep(RETRY_S)
         finally:
             self._replacing = None
+            self._go_on.set()
+
+    def _disconnected(self, batch: ProducerBatch) -> BrokerUnavailable:
+        return BrokerUnavailable(
+            f"topic {batch.topic}: the connection to the broker at {self._settings.bootstrap_servers} has failed and is"
+            " being replaced, so nothing was sent; retry"
+        )
 
     def _unknown(self, batch: ProducerBatch, cause: str) -> BrokerUnavailable:
+        within = f" within {self._limit_s:g} s" if cause == TimeoutError.__name__ else ""
         return BrokerUnavailable(
-            f"topic {batch.topic}: the broker at {self._settings.bootstrap_servers} did not confirm within"
-            f" {self._limit_s:g} s ({cause}): unknown whether the message was sent; retry if duplicates are acceptable"
+            f"topic {batch.topic}: the broker at {self._settings.bootstrap_servers} did not confirm{within}"
+            f" ({cause}): unknown whether the message was sent; retry if duplicates are acceptable"
         )
 
 

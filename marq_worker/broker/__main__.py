@@ -78,7 +78,7 @@ def serve(data: Path, address: str) -> int:
         print(f"Kafka {VERSION} on {address} after {seconds:.1f} s; data in {data}; Ctrl-C stops it", flush=True)
         while not stop.wait(CHECK_SECONDS):
             if not broker.running:
-                raise BrokerError(f"the broker exited unexpectedly\n{broker.log_tail()}")
+                raise BrokerError(broker.why_it_ended())
         print("stopping", flush=True)
     return 0
 

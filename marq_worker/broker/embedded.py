@@ -164,8 +164,11 @@ class EmbeddedBroker:
             self._directory.remove()
             self._directory = None
 
-    def log_tail(self) -> str:
-        return errors.end(self._started_directory().log())
+    def why_it_ended(self) -> str:
+        """Return why the broker, which has ended by itself, did so, with the end of its log."""
+        directory = self._started_directory()
+        what = "the broker exited unexpectedly"
+        return errors.explain(what, directory.log(), directory=directory.path, address=self.bootstrap_servers)
 
     def __enter__(self) -> Self:
         return self.start()

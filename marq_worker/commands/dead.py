@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from marq.client.dead_letter import DeadLetter
-from marq.dead_letters.dead_letters import Count, DeadLetters, Deleted, Redriven
+from marq.dead_letters.dead_letters import DeadLetters, Deleted, KindCount, Redriven
 from marq.dead_letters.filters import Filters
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, UnknownQueue
@@ -45,7 +45,7 @@ FILTERS: Sequence[Callable[..., Any]] = (
 _COUNTS = (
     Column("queue", lambda count: count.queue, least=16),
     Column("dead letters", lambda count: f"{count.dead_letters:,}", right=True),
-    Column("reason", lambda count: count.reason, least=20),
+    Column("error", lambda count: count.kind, least=20),
 )
 
 
@@ -55,7 +55,7 @@ _COUNTS = (
     click.option(
         "--limit", type=click.IntRange(1), help=f"At most N, oldest first; by default {DEFAULT_LETTERS} are shown."
     ),
-    click.option("--count", is_flag=True, help="Count by reason; without NAME, for all queues."),
+    click.option("--count", is_flag=True, help="Count by error; without NAME, for all queues."),
     click.option("--traceback", is_flag=True, help="Show the traceback of the last attempt, too."),
     click.option("--delete", is_flag=True, help="Delete them permanently."),
     DRY_RUN,
@@ -86,7 +86,7 @@ async def dead(
                 limit=limit, dry_run=dry_run, as_json=as_json, yes=yes,
             )  # fmt: skip
         if count or name is None:
-            _show_counts(await letters.count(name, **filters), as_json=as_json)
+            _show_counts(await letters.kinds(name, **filters), as_json=as_json)
         else:
             most = limit or DEFAULT_LETTERS
             shown = [letter async for letter in letters.peek(name, limit=most, **filters)]
@@ -97,9 +97,10 @@ async def dead(
     return 0
 
 
-def _show_counts(counts: Sequence[Count], *, as_json: bool) -> None:
+def _show_counts(counts: Sequence[KindCount], *, as_json: bool) -> None:
+    """Print counts by error: most dead letters have used up their attempts, which does not say why."""
     if as_json:
-        rows = [{"queue": count.queue, "reason": count.reason, "dead_letters": count.dead_letters} for count in counts]
+        rows = [{"queue": count.queue, "kind": count.kind, "dead_letters": count.dead_letters} for count in counts]
         print(json.dumps(rows))
     elif counts:
         show(_COUNTS, counts)

@@ -37,7 +37,8 @@ def _next_attempt(key: Mapping[str, Any]) -> str:
 
 
 def _first_waits(key: Mapping[str, Any]) -> str:
-    return span(max(0.0, time.time() - key["first_sent_ms"] / 1000))
+    sent_ms = key["first_sent_ms"]
+    return "-" if sent_ms is None else span(max(0.0, time.time() - sent_ms / 1000))
 
 
 _BLOCKED = (

@@ -1,7 +1,8 @@
 """FIFO queues: queues of Marq with ordering by key, whose names end in ``.fifo``; the group of a message is its key.
 
-The endpoint that delivers a message keeps it until a client settles it, because the next message of its group may
-follow only then. Its receipt handle contains the address of that endpoint. Others pass the outcome on.
+The endpoint that delivers a message of such a queue, or of one with limits, fairness or a priority, keeps it until a
+client settles it, because the next message of its group may follow only then. Its receipt handle contains the address
+of that endpoint. Others pass the outcome on.
 
 If that endpoint is gone, or its partition has moved, the outcome is written by token after a tracker has confirmed that
 this delivery is still in flight. An endpoint that reads the partition later learns of it from the tracker. Without this
@@ -41,12 +42,6 @@ log = logging.getLogger("marq.sqs")
 ACK, RENEW, RELEASE = "ack", "renew", "release"
 #: Interval between checks for deliveries that are over.
 FORGET_S = 10.0
-#: The endpoint's header -> Marq's own header with the same meaning.
-_OWN_HEADERS = {
-    GROUP_HEADER: ORDERING_KEY_HEADER,
-    DEDUPLICATION_HEADER: DEDUPLICATION_ID_HEADER,
-    SEQUENCE_HEADER: MARQ_SEQUENCE_HEADER,
-}
 
 
 def send_options(
@@ -124,8 +119,10 @@ class SettleRequest:
 Pending = tuple[SettleRequest, asyncio.Future[bool]]
 
 
-class FifoReceiver(QueueReceiver):
-    """Receives the messages of one FIFO queue, and keeps them until they are settled."""
+class KeptReceiver(QueueReceiver):
+    """Receives the messages of one queue, and keeps them until they are settled."""
+
+    keeps = True
 
     def __init__(
         self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers, outcomes: Outcomes
@@ -142,15 +139,9 @@ class FifoReceiver(QueueReceiver):
 
     def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
         delivery, own = SqsDelivery.of(message, consumer), own_headers(message)
-        headers = {header: own[name] for header, name in _OWN_HEADERS.items() if name in own}
-        # Messages without a deduplication id have no sequence.
-        by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
-        headers.setdefault(SEQUENCE_HEADER, by_time)
-        headers |= delivery.headers
-        if MARQ_SEQUENCE_HEADER in own:
-            # An endpoint of an earlier version sent another number.
-            headers[SEQUENCE_HEADER] = own[MARQ_SEQUENCE_HEADER]
-        return delivery._replace(headers=headers, url=self._url)
+        # A producer of Marq may have sent it.
+        group = {GROUP_HEADER: own[ORDERING_KEY_HEADER]} if ORDERING_KEY_HEADER in own else {}
+        return delivery._replace(headers={**group, **delivery.headers}, url=self._url)
 
     def _check(self) -> None:
         now_s = time.monotonic()
@@ -189,8 +180,25 @@ class FifoReceiver(QueueReceiver):
         return True
 
 
+class FifoReceiver(KeptReceiver):
+    """Receives the messages of one FIFO queue."""
+
+    def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
+        delivery, own = super()._delivery(message, consumer), own_headers(message)
+        # Messages without a deduplication id have no sequence.
+        by_time = sequence_text(delivery.sent_ms * 1_000_000 + message.offset % 1_000_000).encode()
+        headers: dict[str, bytes | None] = {SEQUENCE_HEADER: by_time}
+        if DEDUPLICATION_ID_HEADER in own:
+            headers[DEDUPLICATION_HEADER] = own[DEDUPLICATION_ID_HEADER]
+        headers |= delivery.headers
+        if MARQ_SEQUENCE_HEADER in own:
+            # An endpoint of an earlier version sent another number.
+            headers[SEQUENCE_HEADER] = own[MARQ_SEQUENCE_HEADER]
+        return delivery._replace(headers=headers)
+
+
 class Outcomes:
-    """Settles deliveries of FIFO queues, wherever they are held.
+    """Settles deliveries, wherever they are kept; for those that no endpoint keeps, a marker is enough.
 
     Args:
         url: the address of this endpoint.
@@ -215,15 +223,21 @@ class Outcomes:
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
-        """Delete messages. Raises SqsError if a delivery is over, MarqError if that is unknown."""
+        """Delete messages. Raises SqsError if a kept one's delivery is over, MarqError if that is unknown."""
+        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+            await self._settler.ack(tokens)
         await self._settle(deliveries, ACK)
 
     async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
         """Hide messages for this long from now on; same errors as :meth:`ack`."""
+        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+            await self._settler.renew([(token, lease_ms) for token in tokens])
         await self._settle(deliveries, RENEW, lease_ms=lease_ms)
 
     async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
         """Make messages available; same errors as :meth:`ack`."""
+        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+            await self._settler.release(tokens, counted=counted)
         await self._settle(deliveries, RELEASE, counted=counted)
 
     async def stop(self) -> None:
@@ -239,6 +253,7 @@ class Outcomes:
             *[
                 self._settle_one(delivery.url, SettleRequest(delivery.token, delivery.attempt, action, **how))
                 for delivery in deliveries
+                if delivery.url
             ],
             return_exceptions=True,
         )
@@ -257,7 +272,7 @@ class Outcomes:
     async def settle_here(self, outcome: SettleRequest) -> bool:
         """Settle a message that this endpoint holds; return False if it does not hold this delivery."""
         receiver = self._receiver(outcome.token.queue)
-        return isinstance(receiver, FifoReceiver) and await receiver.settle(outcome)
+        return isinstance(receiver, KeptReceiver) and await receiver.settle(outcome)
 
     async def _settle_there(self, url: str, outcome: SettleRequest) -> bool:
         held: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

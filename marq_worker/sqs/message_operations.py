@@ -14,21 +14,20 @@ from marq.client.send_options import SendOptions
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.wire.record_headers import sequence_text
+from marq_worker.message_uuids import MessageIds
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.aws_json import TRACE
-from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import send_options
 from marq_worker.sqs.handles import Handle, Handles
 from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
-from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import check_size
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
 from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers, SqsDelivery
-from marq_worker.sqs.settling import Settlers, change_visibility
+from marq_worker.sqs.settling import Settler, change_visibility
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import is_being_purged
 from marq_worker.sqs.visibility import VisibilityChanges
@@ -65,7 +64,7 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settlers: Settlers,
+        settler: Settler,
         limits: ReceiveLimits,
         visibility: VisibilityChanges,
         handles: Handles,
@@ -75,7 +74,7 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._settlers = settlers
+        self._settler = settler
         self._limits = limits
         self._visibility = visibility
         self._handles = handles
@@ -181,7 +180,7 @@ class MessageOperations:
         if deliveries and visibility_s != attributes.visibility_timeout_s:
             until_s = time.monotonic() + visibility_s if visibility_s else inf
             try:
-                await change_visibility(self._settlers.of(queue), deliveries, visibility_s)
+                await change_visibility(self._settler, deliveries, visibility_s)
             except SqsError as error:
                 log.info("queue %r: a poll releases its messages: %s", queue, error.message)
                 return []
@@ -195,18 +194,18 @@ class MessageOperations:
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settlers.of(queue).ack([handle])
+        await self._settler.ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
 
     async def delete_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
-        if is_fifo(queue):
-            # One by one, because some may be too late.
-            return await each_of(self.delete, queue, entries)
         handles = [outcome_of(self._handles.read, entry["ReceiptHandle"], queue) for entry in entries]
         valid = [handle for handle in handles if isinstance(handle, Handle)]
-        await self._settlers.standard.ack(valid)
+        if any(handle.url for handle in valid):
+            # One by one, because some may be too late.
+            return await each_of(self.delete, queue, entries)
+        await self._settler.ack(valid)
         if (receiver := self._receivers.known(queue)) is not None:
             for handle in valid:
                 receiver.deleted.add(handle.message_id, handle.attempt)
@@ -217,7 +216,7 @@ class MessageOperations:
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
         visibility_s = parameters.get("VisibilityTimeout", 0)
         if handle.url:
-            await change_visibility(self._settlers.fifo, [handle], visibility_s)
+            await change_visibility(self._settler, [handle], visibility_s)
         else:
             await self._visibility.change(handle, visibility_s)
         return {}

@@ -12,8 +12,6 @@ def why_not_pollable(name: str, settings: QueueSettings, group: str | None) -> s
         return "it has a handler"
     if group is not None:
         return f"the consumers of the group {group!r} receive its messages"
-    if settings.limited:
-        return f"it has {'fair = true' if settings.limits is None else 'limits'}"
     if settings.ordered and not is_fifo(name):
         return f'it has ordering = "key", and its name does not end in {FIFO_SUFFIX}'
     return None

@@ -14,7 +14,7 @@ from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.receiving import SqsDelivery
-from marq_worker.sqs.settling import Settler, Settlers
+from marq_worker.sqs.settling import Settler
 from marq_worker.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
@@ -51,14 +51,14 @@ def without_old(
 class OldMessages:
     """Deletes messages that are too old, and logs how many."""
 
-    def __init__(self, settlers: Settlers) -> None:
-        self._settlers = settlers
+    def __init__(self, settler: Settler) -> None:
+        self._settler = settler
         #: Deleted messages since the last log line, by queue, until the next line is due.
         self._unlogged: dict[str, int] = {}
 
     async def delete(self, queue: str, old: Sequence[SqsDelivery]) -> None:
         """Delete messages of a queue; same errors as the settler."""
-        await self._settlers.of(queue).ack(old)
+        await self._settler.ack(old)
         if queue in self._unlogged:
             self._unlogged[queue] += len(old)
         else:
@@ -86,13 +86,13 @@ class ReceiveLimits:
     def __init__(
         self,
         directory: Directory,
-        settlers: Settlers,
+        settler: Settler,
         dead_letters: DeadLetterSender,
         old_messages: OldMessages,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
-        self._settlers = settlers
+        self._settler = settler
         self._dead_letters = dead_letters
         self._old_messages = old_messages
         self._clock = clock
@@ -150,8 +150,7 @@ class ReceiveLimits:
             self._unmovable.popitem(last=False)
 
     async def _end(self, queue: str, divided: Divided) -> None:
-        settler = self._settlers.of(queue)
-        dead = await self._lease(settler, queue, divided)
+        dead = await self._lease(queue, divided)
         try:
             if divided.old:
                 await self._old_messages.delete(queue, divided.old)
@@ -166,7 +165,7 @@ class ReceiveLimits:
             try:
                 # First the copy: a crash in between leaves two dead letters instead of none.
                 await self._dead_letters.move(delivery, queue, divided.target)
-                await settler.ack([delivery])
+                await self._settler.ack([delivery])
             except (MarqError, SqsError) as error:
                 log.warning(
                     "queue %r: a message was not moved to %r: message=%s %s", queue, divided.target, delivery.id, error
@@ -176,15 +175,15 @@ class ReceiveLimits:
                     break
                 if isinstance(error, (ConfigError, MessageTooLarge)):
                     self._note_unmovable(divided.target, delivery)
-                    await self._release(settler, delivery)
+                    await self._release(delivery)
 
-    async def _lease(self, settler: Settler, queue: str, divided: Divided) -> Sequence[SqsDelivery]:
+    async def _lease(self, queue: str, divided: Divided) -> Sequence[SqsDelivery]:
         """Make leases last until their messages are moved; return the messages, none if that failed."""
         until_s = time.monotonic() + LEAST_LEASE_S
         try:
             if not divided.dead or self._directory.get(queue).attributes.visibility_timeout_s >= LEAST_LEASE_S:
                 return divided.dead
-            await settler.renew(divided.dead, LEAST_LEASE_S * 1000)
+            await self._settler.renew(divided.dead, LEAST_LEASE_S * 1000)
         except (MarqError, SqsError) as error:
             log.warning(
                 "queue %r: %d messages were not moved to %r: %s", queue, len(divided.dead), divided.target, error
@@ -192,8 +191,8 @@ class ReceiveLimits:
             return []
         return [delivery._replace(until_s=until_s) for delivery in divided.dead]
 
-    async def _release(self, settler: Settler, delivery: SqsDelivery) -> None:
+    async def _release(self, delivery: SqsDelivery) -> None:
         try:
-            await settler.release([delivery], counted=False)
+            await self._settler.release([delivery], counted=False)
         except (MarqError, SqsError) as error:
             log.debug("a message was not released, its lease will expire: %s", error)

@@ -146,6 +146,9 @@ def _end_waits(limits: Iterable[asyncio.Timeout]) -> None:
 class QueueReceiver:
     """Receives the messages of one queue."""
 
+    #: Whether it keeps messages until they are settled.
+    keeps = False
+
     def __init__(self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
         self._queue = queue
         self._client = client
@@ -418,10 +421,15 @@ class QueueReceiver:
 
 
 class Receivers:
-    """The queues that are polled here; ``new_receiver`` returns the receiver of a queue."""
+    """The queues that are polled here.
 
-    def __init__(self, new_receiver: Callable[[str], QueueReceiver]) -> None:
-        self._new_receiver = new_receiver
+    ``new_receiver`` returns the receiver of a queue, ``keeps`` whether it should keep messages until they are settled.
+    """
+
+    def __init__(
+        self, new_receiver: Callable[[str], QueueReceiver], keeps: Callable[[str], bool] = lambda queue: False
+    ) -> None:
+        self._new_receiver, self._keeps = new_receiver, keeps
         self._receivers: dict[str, QueueReceiver] = {}
         #: Tasks that stop the dropped receivers.
         self._dropping: set[asyncio.Task[None]] = set()
@@ -434,6 +442,10 @@ class Receivers:
             # Nothing would stop a new consumer, and it would keep partitions until the process ends.
             raise SqsError("ServiceUnavailable", "the endpoint is stopping; try again")
         receiver = self._receivers.get(queue)
+        if receiver is not None and receiver.keeps is not self._keeps(queue):
+            # The queue's settings have changed.
+            self._drop(queue)
+            receiver = None
         if receiver is None:
             self._receivers[queue] = receiver = self._new_receiver(queue)
         return receiver
@@ -451,13 +463,15 @@ class Receivers:
 
     async def drop(self, queue: str) -> None:
         """Stop receiving from a queue."""
-        receiver = self._receivers.pop(queue, None)
-        if receiver is not None:
-            dropping = asyncio.create_task(receiver.stop(), name="marq-sqs-drop")
-            self._dropping.add(dropping)
-            dropping.add_done_callback(self._dropping.discard)
+        if queue in self._receivers:
             # The endpoint's stop cancels this call, but the receiver must still release its messages.
-            await asyncio.shield(dropping)
+            await asyncio.shield(self._drop(queue))
+
+    def _drop(self, queue: str) -> asyncio.Task[None]:
+        dropping = asyncio.create_task(self._receivers.pop(queue).stop(), name="marq-sqs-drop")
+        self._dropping.add(dropping)
+        dropping.add_done_callback(self._dropping.discard)
+        return dropping
 
     async def end_polls(self) -> None:
         """Answer the waiting polls; later polls get no messages."""

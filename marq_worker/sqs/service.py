@@ -19,15 +19,15 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings
+from marq_worker.message_uuids import MessageIds
 from marq_worker.readable import or_exit
 from marq_worker.sqs.authentication import access_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
-from marq_worker.sqs.fifo import FifoReceiver, Outcomes
+from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver, Outcomes
 from marq_worker.sqs.handles import Handles
-from marq_worker.sqs.message_ids import MessageIds
 from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations
@@ -39,7 +39,6 @@ from marq_worker.sqs.queue_operations import QueueOperations
 from marq_worker.sqs.receive_limits import OldMessages, ReceiveLimits
 from marq_worker.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.sqs.server import SqsServer
-from marq_worker.sqs.settling import ByToken, Settlers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import PurgeTask, QueueTasks
@@ -101,15 +100,15 @@ class SqsEndpoint(Service):
         self._outcomes = Outcomes(
             url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
         )
-        self._receivers = Receivers(partial(self._new_receiver, url))
+        self._receivers = Receivers(partial(self._new_receiver, url), self._keeps)
         self._markers_partitions = topics.markers_partitions
         self._directory = directory = Directory(self._queues, maximum_bytes)
         self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
-        settlers = Settlers(ByToken(self._settler), self._outcomes)
-        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settlers)
-        self._limits = limits = ReceiveLimits(directory, settlers, dead_letters, old_messages)
-        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settlers, old_messages, count)
+        settler = self._outcomes
+        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settler)
+        self._limits = limits = ReceiveLimits(directory, settler, dead_letters, old_messages)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settler, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
             QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
@@ -118,7 +117,7 @@ class SqsEndpoint(Service):
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settlers=settlers,
+                settler=settler,
                 limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
@@ -160,9 +159,15 @@ class SqsEndpoint(Service):
                     # Continue, because the other parts still have outcomes to write.
                     log.error("a part of the SQS endpoint was not stopped: %r", error)
 
+    def _keeps(self, queue: str) -> bool:
+        """Return whether the endpoint keeps the messages of a queue until they are settled."""
+        return is_fifo(queue) or self._queues.definitions.settings(queue).by_key
+
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
         if is_fifo(queue):
             return FifoReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
+        if self._keeps(queue):
+            return KeptReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
         return QueueReceiver(queue, self._client, url, self._settler, self._peers)
 
     @Service.task

@@ -1,16 +1,11 @@
-"""Deletes and releases deliveries, and moves the ends of their visibility timeouts.
-
-In standard queues that takes only a marker; for FIFO queues, see :mod:`marq_worker.sqs.fifo`.
-"""
+"""Deletes and releases deliveries, and moves the ends of their visibility timeouts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from marq.client.message_token import Token
-from marq_worker.sqs.characters import is_fifo
-from marq_worker.sqs.polling import TokenSettler
 
 
 class DeliveryHandle(Protocol):
@@ -25,7 +20,10 @@ class DeliveryHandle(Protocol):
 
 
 class Settler(Protocol):
-    """Settles deliveries. Calls return when the outcome is durable; they raise MarqError if that is unknown."""
+    """Settles deliveries. Calls return when the outcome is durable.
+
+    They raise MarqError if that is unknown, and SqsError if the delivery of a kept message is over.
+    """
 
     async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
         """Delete messages."""
@@ -43,29 +41,3 @@ async def change_visibility(settler: Settler, deliveries: Sequence[DeliveryHandl
         await settler.renew(deliveries, visibility_s * 1000)
     else:
         await settler.release(deliveries)
-
-
-class ByToken:
-    """Settles deliveries of standard queues."""
-
-    def __init__(self, settler: TokenSettler) -> None:
-        self._settler = settler
-
-    async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
-        await self._settler.ack([delivery.token for delivery in deliveries])
-
-    async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
-        await self._settler.renew([(delivery.token, lease_ms) for delivery in deliveries])
-
-    async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
-        await self._settler.release([delivery.token for delivery in deliveries], counted=counted)
-
-
-class Settlers(NamedTuple):
-    """The settlers of both types of queues."""
-
-    standard: Settler
-    fifo: Settler
-
-    def of(self, queue: str) -> Settler:
-        return self.fifo if is_fifo(queue) else self.standard

@@ -181,7 +181,7 @@ class PretendNamespace:
 
     async def statistics(self) -> dict[str, Any]:
         workers = [
-            {"url": URLS[0], "answered": True, "partitions": [partition(0), partition(1, alarm=self.alarm)],
+            {"url": URLS[0], "answered": True, "partitions": [partition(1, alarm=self.alarm), partition(0)],
              "process": PROCESS, "handlers": [HANDLERS | {"quiet": URLS[0] in self.quiet}]},
             {"url": URLS[1], "answered": self.complete, "partitions": [partition(2)] if self.complete else [],
              "process": UNKNOWN, "handlers": self.old_handlers},

@@ -18,6 +18,8 @@ from tests.browser.windows import ELSEWHERE, examine, violations, width
 #: A telephone; the longest name that a queue may have is longer than its screen is wide.
 PHONE = {"width": 390, "height": 844}
 LONG = "q" * 200
+#: In the year 2100.
+PAUSED_UNTIL_MS = 4_102_444_800_000
 #: Of each row: the text of each cell, and from where to where it goes.
 CELLS = """rows => rows.map(row => [...row.cells].filter(cell => cell.colSpan === 1).map(cell => {
   const box = cell.getBoundingClientRect();
@@ -61,6 +63,10 @@ class LongNames(PretendNamespace):
 
     consumer = "c" * 200
     error = "e" * 200
+
+
+class LongErrors(PretendNamespace):
+    error = "the ledger is closed, so no booking can be made before the end of the month; ask accounting. " * 2
 
 
 def test_long_names_leave_room_for_the_numbers_on_a_phone(background: Background, new_page: Any) -> None:
@@ -281,12 +287,40 @@ def test_charts_stay_when_a_page_is_refreshed(site: Site, page: Page) -> None:
     expect(page.locator(".chart[data-kept=yes] canvas")).to_have_count(1)
 
 
-def test_no_column_of_queues_is_out_of_view_on_a_desktop(site: Site, new_page: Any) -> None:
+def test_no_column_of_queues_is_out_of_view_on_a_desktop(background: Background, new_page: Any) -> None:
     page = new_page(viewport={"width": 1180, "height": 780})
+    with serving(background, PretendNamespace([*QUEUES, LONG])) as site:
+        site.namespace.paused[LONG] = PAUSED_UNTIL_MS
+        page.goto(site.url + "/")
+
+        rows = page.locator(".queues tbody tr").evaluate_all(CELLS)
+
+    assert len(rows) == len(QUEUES) + 1
+    for cells in rows:
+        assert cells[-1][2] <= 1180, cells
+
+
+def test_the_end_of_a_pause_covers_no_number_on_a_phone(site: Site, new_page: Any) -> None:
+    page = new_page(viewport=PHONE)
+    site.namespace.paused[QUEUES[0]] = PAUSED_UNTIL_MS
     page.goto(site.url + "/")
 
-    for cells in page.locator(".queues tbody tr").evaluate_all(CELLS):
-        assert cells[-1][2] <= 1180
+    end = page.locator(".queues tbody small").bounding_box()
+    number = page.locator(".queues tbody tr").filter(has=page.locator("small")).locator("td").nth(1).bounding_box()
+
+    assert end is not None
+    assert number is not None
+    assert end["x"] + end["width"] <= number["x"]
+
+
+def test_the_error_of_a_blocked_key_is_wide_and_not_high_on_a_phone(background: Background, new_page: Any) -> None:
+    page = new_page(viewport=PHONE)
+    with serving(background, LongErrors()) as site:
+        page.goto(site.url + "/queues/invoices")
+        row = page.get_by_role("region", name="Blocked keys").locator("tbody tr").first.bounding_box()
+
+    assert row is not None
+    assert row["height"] < 0.25 * PHONE["height"]
 
 
 def test_protocol_details_of_a_message_are_folded_away(site: Site, page: Page) -> None:

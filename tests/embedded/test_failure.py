@@ -8,7 +8,8 @@ from typing import IO
 
 import pytest
 
-from marq_worker.broker import errors
+from marq_worker.broker import EmbeddedBroker, errors
+from marq_worker.broker.directory import BrokerDirectory
 
 
 def test_a_cause_is_found_also_far_above_the_end_of_the_log_of_which_the_message_quotes_the_end() -> None:
@@ -62,3 +63,13 @@ def test_an_empty_log_is_explained_by_a_disk_without_space(monkeypatch: pytest.M
 
     message = errors.explain("it ended", "", directory=tmp_path, address="")
     assert message.startswith(f"it ended; the disk of {tmp_path} is full: free space there or choose another directory")
+
+
+def test_a_broker_that_ended_on_a_full_disk_names_its_directory(tmp_path: Path) -> None:
+    broker = EmbeddedBroker(tmp_path, address="127.0.0.1:9092")
+    broker._directory = BrokerDirectory(tmp_path)
+    broker._directory.console.write_text("java.io.IOException: No space left on device\n\tat java.io.Write\n")
+
+    assert broker.why_it_ended().startswith(
+        f"the broker exited unexpectedly; the disk of {tmp_path} is full: free space there or choose another directory"
+    )

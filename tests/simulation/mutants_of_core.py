@@ -380,7 +380,7 @@ CORE_MUTANTS = (
         "a copy was first sent when its parent was",
         "marq.wire.record_headers",
         "fidelity",
-        ("_number(values.get(FIRST_SENT_HEADER), timestamp_ms)", "timestamp_ms"),
+        ("_number(values.get(FIRST_SENT_HEADER), max(0, timestamp_ms))\n    return", "timestamp_ms\n    return"),
     ),
     # --- groups -------------------------------------------------------------------------------------------------------
     mutant(

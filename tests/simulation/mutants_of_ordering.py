@@ -122,8 +122,8 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         _ORDERING,
         "attempts unexplained",
         (
-            "            self._attempt(retry, used + 1, error, cause=Cause.EXPIRED)\n",
-            "            self._attempt(retry, max(1, used), error, cause=Cause.EXPIRED)\n",
+            "            self._attempt(retry, used + 1, before or LEASE_ENDED, cause=Cause.EXPIRED)\n",
+            "            self._attempt(retry, max(1, used), before or LEASE_ENDED, cause=Cause.EXPIRED)\n",
         ),
     ),
     # --- the tracker --------------------------------------------------------------------------------------------------

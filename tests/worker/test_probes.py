@@ -17,11 +17,12 @@ from marq_worker.broker import EmbeddedBroker
 from tests.worker.handling import Handlers
 from tests.worker.harness import ROOT, Namespace, Worker, eventually
 
-#: A breaker, and handlers: each metric has a value.
+#: A breaker, limits, and handlers: each metric has a value.
 QUEUES = """
 [queues.coroutine]
 handler = "handlers_of_the_test:coroutine"
 breaker = { reset_timeout = 1 }
+limits = { per_key = { concurrency = 2 } }
 [queues.halted]
 paused = "2999-01-01T00:00:00+00:00"
 """
@@ -58,7 +59,8 @@ async def metrics(worker: Worker, broker: EmbeddedBroker) -> dict[str, Metric]:
             handled = sample(found, "marq_messages_settled_total", queue="coroutine", outcome="acked")
             expired = sample(found, "marq_messages_settled_total", queue="emails", outcome="expired")
             ready = sample(found, "marq_worker_ready")
-            return settled == handled == expired == ready == 1 and bool(found["marq_breaker_state"].samples)
+            told = found["marq_breaker_state"].samples and found["marq_keys_waiting"].samples
+            return settled == handled == expired == ready == 1 and bool(told)
 
         return await eventually(lambda: scrape(worker), enough)
 

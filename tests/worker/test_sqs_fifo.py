@@ -1,4 +1,4 @@
-"""FIFO queues of the SQS endpoint: groups keep their order at every endpoint, used by boto3."""
+"""FIFO queues of the SQS endpoint, and queues with fairness or limits: groups at every endpoint, used by boto3."""
 
 from __future__ import annotations
 
@@ -29,6 +29,13 @@ ordering = "key"
 ordering = "key"
 
 [queues."unordered.fifo"]
+
+[queues.fair]
+fair = true
+partitions = 1
+
+[queues.limited]
+limits = { per_key = { concurrency = 1 } }
 """
 
 
@@ -331,3 +338,68 @@ async def test_groups_go_on_where_their_partitions_move_to(worker: Worker, secon
     assert {receive_count(message) for message in following.values()} <= {1, 2}
     await other.end(*following.values())
     await eventually(lambda: worker.queue("moved.fifo"), lambda found: found["acked"] == 16 and not found["in_flight"])
+
+
+# --- fairness and limits ----------------------------------------------------------------------------------------------
+
+
+async def test_a_group_with_many_messages_does_not_delay_another_in_a_fair_queue(worker: Worker) -> None:
+    fair = Fifo(worker, "fair")
+    await fair.send("big", *[f"big {number}" for number in range(40)])
+    received = list((await fair.take()).values())
+    first = len(received)
+    await fair.send("small", "small 0", "small 1", "small 2")
+    await eventually(lambda: worker.queue("fair"), lambda found: found["in_flight"] == 43)
+
+    while sum(message["Body"].startswith("small") for message in received) < 3:
+        received += (await fair("receive_message", "fair", AttributeNames=["All"])).get("Messages", [])
+
+    assert len(received) - first <= 10
+    assert {message["Attributes"]["MessageGroupId"] for message in received} == {"big", "small"}
+    assert all(receive_count(message) == 1 for message in received)
+    handles = [
+        {"Id": str(number), "ReceiptHandle": each["ReceiptHandle"]} for number, each in enumerate(received[first:])
+    ]
+    deleted = await fair("delete_message_batch", "fair", Entries=handles)
+    assert len(deleted["Successful"]) == len(received) - first
+    await fair.end(*received[:first])
+    await fair.end(*(await fair.take(43 - len(received))).values())
+    await eventually(lambda: worker.queue("fair"), lambda found: found["acked"] == 43 and not found["in_flight"])
+
+
+async def test_a_limit_of_each_group_holds_for_clients_of_all_endpoints(worker: Worker, second: Worker) -> None:
+    one, other = Fifo(worker, "limited"), Fifo(second, "limited")
+    await one.send("a", "a1", "a2")
+    await one.send("b", "b1")
+    first = await one.take(2, VisibilityTimeout=600)
+    assert first.keys() in ({"a1", "b1"}, {"a2", "b1"})
+    await other.nothing_comes(2)
+
+    again = next(message for body, message in first.items() if body.startswith("a"))
+    await other.hide(again, 0)
+    [came] = (await one.take(VisibilityTimeout=600)).values()
+    stale = await other.refused("delete_message", "limited", ReceiptHandle=again["ReceiptHandle"])
+    assert (came["Body"][0], stale) == ("a", "InvalidParameterValue")
+    await other.end(came, first["b1"])
+    [last] = (await other.take()).values()
+    await one.end(last)
+
+    assert {came["Body"], last["Body"]} == {"a1", "a2"}
+    await eventually(lambda: worker.queue("limited"), lambda found: found["acked"] == 3 and not found["in_flight"])
+
+
+async def test_a_queue_becomes_fair_while_clients_poll_it(worker: Worker) -> None:
+    queue = Fifo(worker, "turns")
+    await queue("create_queue", QueueName="turns")
+    await queue("send_message", "turns", MessageBody="before")
+    [before] = await queue.receive("turns")
+    servers = worker.environment["MARQ_BOOTSTRAP_SERVERS"]
+    async with marq.Queues(servers, prefix=worker.names.prefix) as queues:
+        await queues.change("turns", fair=True)
+    await queue.send("a", "after")
+
+    [after] = await queue.receive("turns")
+
+    assert (before["Body"], after["Body"]) == ("before", "after")
+    await queue.end(before, after)
+    await eventually(lambda: worker.queue("turns"), lambda found: found["acked"] == 2 and not found["in_flight"])

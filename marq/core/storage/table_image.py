@@ -121,15 +121,20 @@ class TableImage:
 
     def has_more_rows(self, than: int) -> bool:
         """Return whether take_changes would return more than about this number of rows."""
+        than -= self.accepted_ids.pending_rows
         if self._most_rows > than:
             # Counting them takes long with thousands of queues.
-            self._most_rows = self.pending_rows
+            self._most_rows = self._pending_messages
         return self._most_rows > than
 
     @property
     def pending_rows(self) -> int:
         """An upper bound on the number of rows that take_changes would return."""
-        return sum([opened.pending_rows for opened in self._touched.values()]) + self.accepted_ids.pending_rows
+        return self._pending_messages + self.accepted_ids.pending_rows
+
+    @property
+    def _pending_messages(self) -> int:
+        return sum([opened.pending_rows for opened in self._touched.values()])
 
     def take_changes(self) -> dict[bytes, bytes | None]:
         """Return the rows to write (None: delete) so that the table holds the fold up to ``applied``.

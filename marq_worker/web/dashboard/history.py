@@ -24,6 +24,8 @@ SAMPLES = KEEP_SECONDS // SAMPLE_SECONDS
 MAX_QUEUES = 2_000
 #: Share of time to spend on sampling; with many open messages samples become less frequent.
 MAX_SHARE = 0.01
+#: Samples that may be left out in a row. More are unknown: the worker was suspended.
+MAX_SKIPPED = 6
 #: Keys of :mod:`agents.statistics`.
 SERIES = (
     "waiting",
@@ -91,6 +93,15 @@ class _Ring:
         self.last = 0
 
     def put(self, slot: int, row: Mapping[str, float]) -> None:
+        """Add a sample. It ends a short time without one, because sampling took long: for this, the former one counts.
+
+        Otherwise charts would have gaps, and sums with samples of other workers would fall.
+        """
+        if slot - self.last <= MAX_SKIPPED + 1:
+            for skipped in range(self.last + 1, slot):
+                self._slots[skipped % SAMPLES] = skipped
+                for column in self._columns.values():
+                    column[skipped % SAMPLES] = column[self.last % SAMPLES]
         index = slot % SAMPLES
         self._slots[index] = self.last = slot
         for name, column in self._columns.items():

@@ -24,6 +24,7 @@ from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker import busy_keys
 from marq_worker.config.settings import AppSettings
+from marq_worker.message_uuids import readable_id
 from marq_worker.queue_states import is_listed
 from marq_worker.web.blocked_keys import blocked_keys, merged_keys
 from marq_worker.web.dashboard.dead_letters import DeadLetterIndex
@@ -218,7 +219,8 @@ class DashboardQueries:
         """Return a message like :meth:`TimelineReader.message`, with its current state (``now``; None if not open)."""
         ends, redaction = await self._groups.ends(self._client.names.markers), self._statistics.redaction
         reader = TimelineReader(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
-        story = await reader.message(message_id, queue, since_ms)
+        # Clients of the SQS endpoint know messages by other ids.
+        story = await reader.message(readable_id(message_id, self._client.names.messages), queue, since_ms)
         now = await self.open_message({"place": last_place(story["events"]) or story["id"], "queue": story["queue"]})
         message = now["message"]
         if message is not None and has_several(story):

@@ -13,6 +13,9 @@ from urllib.parse import quote, urlencode
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from marq.settings.combinations import ORIGINS
+from marq_worker.readable import given_up
+
 _HERE = Path(__file__).parent
 STATIC = _HERE / "static"
 #: Placeholder for unknown values.
@@ -34,6 +37,7 @@ def environment() -> Environment:
         rate=rate,
         age=age,
         short=short,
+        milliseconds=milliseconds,
         due=due,
         moment=moment,
         ago=ago,
@@ -42,6 +46,8 @@ def environment() -> Environment:
         path=path,
         query=urlencode,
         setting=setting,
+        given_up=given_up,
+        origin=lambda layer: ORIGINS.get(layer, layer),
     )
     templates.globals["version"] = _version()
     return templates
@@ -71,6 +77,11 @@ def short(seconds: float | None) -> str:
 
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a duration that is given in ms."""
+    return short(None if value is None else value / 1000)
 
 
 def age(seconds: float | None) -> str:
@@ -152,12 +163,16 @@ def path(text: str) -> str:
 
 
 def setting(value: Any) -> Markup:
+    return escape(_setting(value, "{}", "{}"))
+
+
+def _setting(value: Any, table: str, array: str) -> str:
+    """Return a setting in words; ``table`` and ``array``: what is put around such values."""
     if isinstance(value, Mapping):
-        text = ", ".join(f"{name} = {setting(item).unescape()}" for name, item in value.items()) or "none"
-    elif isinstance(value, list | tuple | set | frozenset):
-        text = ", ".join(map(str, value)) or "none"
-    elif isinstance(value, bool):
-        text = "yes" if value else "no"
-    else:
-        text = "none" if value is None else str(value)
-    return escape(text)
+        pairs = [f"{name} = {_setting(item, '{{ {} }}', '[{}]')}" for name, item in value.items()]
+        return table.format(", ".join(pairs)) if pairs else "none"
+    if isinstance(value, list | tuple | set | frozenset):
+        return array.format(", ".join(map(str, value))) if value else "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)

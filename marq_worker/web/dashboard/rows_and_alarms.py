@@ -11,7 +11,7 @@ from marq_worker.backlog.consumer_watch import has_no_consumer
 from marq_worker.handlers.handler_watch import removed
 from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
 from marq_worker.queue_states import STATES, is_listed, open_breakers, queue_state
-from marq_worker.readable import span
+from marq_worker.web.dashboard.rendering import age
 from marq_worker.web.partition_statistics import empty_metrics, recreated
 
 PAGE_ROWS = 100
@@ -225,7 +225,7 @@ def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
     queue_names = without_consumer(queues)
     alarms = [
         f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
-        f" the oldest for {span(queues[queue]['oldest_waiting_seconds'])}."
+        f" the oldest for {age(queues[queue]['oldest_waiting_seconds'])}."
         for queue in queue_names[:_NAMED]
     ]
     more = len(queue_names) - _NAMED
@@ -283,7 +283,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: marq worker -l info" if answered == len(metrics["workers"])
+         "Start a worker: marq worker" if answered == len(metrics["workers"])
          else "A worker does not respond; it may be stopped or blocked: run marq check"),
         (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists, run marq check"),
@@ -292,7 +292,7 @@ def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> 
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; otherwise, messages may be redelivered late"),
         (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
-         "Check the CPU load of the workers"),
+         "If no worker ran for a while, wait: this is of the last 10 min. Otherwise, check the workers' CPU load"),
         (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
          "Synchronize the brokers' clocks with NTP"),
         (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",

@@ -48,7 +48,7 @@ from marq_worker.web.dashboard.descriptions import markers_partitions, partition
 from marq_worker.web.dashboard.forms import read_dead_letters, read_ids
 from marq_worker.web.dashboard.history import SAMPLES, MetricsHistory
 from marq_worker.web.dashboard.queries import public
-from marq_worker.web.dashboard.rendering import age, ago, load, memory, moment, rate
+from marq_worker.web.dashboard.rendering import age, ago, load, memory, milliseconds, moment, rate, setting
 from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after
 from marq_worker.web.partition_statistics import add_up, backlog_of, empty_metrics
@@ -76,6 +76,17 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
     assert found["series"]["in_flight"][-3:] == [None, 13, 4]
     assert found["times"][-1] == 10_010
     assert len(found["times"]) == SAMPLES == 90
+
+
+def test_samples_that_were_left_out_repeat_the_former_one_unless_the_worker_was_suspended() -> None:
+    kept = MetricsHistory()
+    for slot in (1_000, 1_001, 1_004, 1_020):
+        kept.add(slot, sample(slot - 1_000))
+
+    in_flight = kept.local("emails", 1_020)["series"]["in_flight"]
+
+    assert in_flight[-21:-15] == [0, 1, 1, 1, 4, None]
+    assert in_flight[-2:] == [None, 20]
 
 
 def test_a_queue_that_was_silent_for_a_quarter_of_an_hour_has_no_history() -> None:
@@ -173,7 +184,7 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     alarms = rows_and_alarms.alarms(metrics)
     [check] = [check for check in rows_and_alarms.checks(metrics, []) if "consumers" in check["what"]]
 
-    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 m 51 s."
+    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 min 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
     assert len(alarms) == 11
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
@@ -235,6 +246,17 @@ def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
         (False, "http://a"),
         (True, "none"),
     ]
+
+
+def test_messages_that_are_late_because_no_worker_ran_are_not_blamed_on_the_workers() -> None:
+    part = {"partition": 0, "state": "owner", "alarm": None, "clock_jump_ms": 0, "quarantined": 0}
+    worker = {"url": "http://a", "answered": True, "handlers": [], "partitions": [part | {"lateness_p99_ms": 46_553}]}
+
+    checks = {check["what"]: check for check in rows_and_alarms.checks(found(emails={}) | {"workers": [worker]}, [])}
+
+    late = checks["leases and delays expire on time"]
+    assert (late["ok"], late["found"]) == (False, "99% within 46,553 ms")
+    assert late["advice"].startswith("If no worker ran for a while, wait: this is of the last 10 min.")
 
 
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
@@ -812,3 +834,24 @@ def test_memory_and_load_have_units_and_unknown_ones_a_dash() -> None:
 def test_a_moment_that_is_none_is_shown_as_it_is_and_escaped_later() -> None:
     assert moment("never") == "never"
     assert str(moment("2026-11-22T06:00:00+01:00")).endswith(">2026-11-22 05:00:00</time>")
+
+
+def test_a_lateness_that_is_not_known_has_no_unit_and_a_long_one_is_in_minutes() -> None:
+    assert [milliseconds(value) for value in (None, 210, 121_317)] == ["\N{EN DASH}", "210 ms", "2 min 1 s"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"delays": [1, 5], "jitter": False}, "delays = [1, 5], jitter = no"),
+        (
+            {"per_key": {"concurrency": 1, "rate": "9/s"}, "rate": None},
+            "per_key = { concurrency = 1, rate = 9/s }, rate = none",
+        ),
+        ([1, 2], "1, 2"),
+        ({}, "none"),
+        ([], "none"),
+    ],
+)
+def test_a_setting_shows_which_values_are_those_of_a_table_in_it(value: Any, text: str) -> None:
+    assert setting(value) == text

@@ -767,7 +767,7 @@ async def test_a_purge_uses_no_clock_of_a_tracker_that_is_still_reading(
     client: Client, namespace: Filtered, actor: PretendActor
 ) -> None:
     statistics = await namespace.statistics()
-    statistics["workers"][0]["partitions"][1]["state"] = "recovering"
+    statistics["workers"][0]["partitions"][0]["state"] = "recovering"
     namespace.statistics = AsyncMock(return_value=statistics)  # type: ignore[method-assign]
     _, fields = await question(client, "purge", ("queue", "emails"))
 
@@ -965,6 +965,28 @@ async def test_the_page_of_a_dead_letter_says_how_often_it_failed(client: Client
         "given up after 5 attempts, last error: ValueError: no customer"
         in await (await client.get("/message?id=marq.messages/1/3")).text()
     )
+
+
+async def test_a_consumer_that_is_unknown_is_explained(client: Client, namespace: Filtered) -> None:
+    why = "An unknown consumer has left its group"
+    assert why not in await (await client.get("/queues/emails/messages?state=in_flight")).text()
+
+    next(iter(namespace.open.values()))["consumer"] = None
+
+    assert why in await (await client.get("/queues/emails/messages?state=in_flight")).text()
+
+
+async def test_the_list_of_dead_letters_does_not_say_that_a_failed_message_was_released(client: Client) -> None:
+    page = await (await client.get("/queues/invoices/messages?state=dead")).text()
+
+    assert '<td class="text wide">given up after 5 attempts</td>' in page
+    assert "was released" not in page
+
+
+async def test_settings_have_their_origin_in_the_words_of_the_command(client: Client) -> None:
+    page = await (await client.get("/queues/invoices")).text()
+
+    assert re.search(r"max_attempts</th><td[^>]*>5</td><td>marq\.toml</td>", page)
 
 
 async def test_a_message_that_was_redriven_meanwhile_has_no_such_buttons(client: Client, namespace: Filtered) -> None:
@@ -1182,6 +1204,8 @@ async def test_workers_show_version_uptime_load_and_memory(client: Client) -> No
     assert told["workers"][0]["process"]["uptime_seconds"] == 93_784.0
     assert told["versions"] == ["0.1.0"]
     assert "different versions" not in page
+    # A tracker owns them in no order.
+    assert '<td class="text">0, 1</td>' in page
 
 
 async def test_a_worker_of_another_version_is_shown_without_what_it_does_not_report(

@@ -16,7 +16,9 @@ from marq.dead_letters.snapshots import Snapshot
 from marq.settings.client import ClientSettings
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
-from marq_worker.commands.dead import _show_letters, ask_and_act, described, read_filters, said
+from marq_worker.commands.command import Setup
+from marq_worker.commands.dead import _show_letters, ask_and_act, dead, described, read_filters, said
+from marq_worker.config.settings import load_settings
 
 CLIENT = ClientSettings.read("kafka:9092", {}, environment={})
 ASKED = Snapshot(1_795_327_200_000, {0: 120, 1: 33})
@@ -218,6 +220,25 @@ async def test_a_dead_letter_does_not_say_that_each_attempt_failed_with_its_last
     _show_letters("billing", letters, 20, as_json=False, traceback=False)
 
     assert capsys.readouterr().out.startswith("given up after 3 attempts, last error: ValueError: cannot bill\n")
+
+
+async def test_dead_letters_are_counted_by_their_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    """Most have used up their attempts, which does not say what to fix."""
+
+    async def bill(message: marq.Message) -> None:
+        raise ValueError(f"cannot bill order {message.value.decode()}")
+
+    async with Broker(queues={"billing": {"max_attempts": 1}}) as broker, broker.producer() as producer:
+        await producer.send_many("billing", [b"7", b"8"])
+        await broker.run(marq.handler("billing")(bill))
+        setup = Setup(load_settings(), ClientSettings.read(broker.address, {}))
+        count_all = {"name": None, "limit": None, "count": False, "traceback": False, "delete": False, "dry_run": False}
+        code = await dead.callback.__wrapped__(setup, **count_all, **NOTHING, as_json=False, yes=False)  # type: ignore[union-attr]
+
+    assert code == 0
+    assert capsys.readouterr().out.splitlines()[-1].split(maxsplit=2) == [
+        "billing", "2", "ValueError: cannot bill order N",
+    ]  # fmt: skip
 
 
 def test_a_dead_letter_is_listed_with_its_traceback_on_demand(capsys: pytest.CaptureFixture[str]) -> None:

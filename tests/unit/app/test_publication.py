@@ -204,7 +204,7 @@ async def test_what_a_project_removes_and_what_one_without_a_name_may_have_repla
     assert [(record.levelname, record.message.partition(". Set")[0]) for record in caplog.records] == [
         ("WARNING", "project shop removed definitions that marq.toml no longer has: queue b"),
         ("WARNING", f"{unnamed} replaced queue c"),
-        ("WARNING", f"{unnamed} left queue c as they are"),
+        ("WARNING", f"{unnamed} kept queue c"),
     ]
 
 
@@ -216,10 +216,12 @@ async def test_a_start_logs_what_it_publishes_and_not_what_it_removes_as_publish
     async with Broker() as broker:
         await publish(broker.queues, Names(), of("shop", {"lease": 3}, {"hi": schedule}, a={}))
         await publish(broker.queues, Names(), of("shop", {"lease": 3}, a={}))
+        await publish(broker.queues, Names(), QueuesFile(Path("/srv/marq.toml"), {}, {}, present=False))
 
     assert [record.message for record in caplog.records if record.name.startswith("marq")] == [
         "marq.toml published: [defaults] of project shop, queue a, schedule hi, [defaults]",
         "project shop removed definitions that marq.toml no longer has: schedule hi",
+        "/srv/marq.toml does not exist: this worker publishes no settings but those in its handlers' code",
     ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from marq_worker import start_report
 from marq_worker.config.settings import AppSettings, LogFormat, Role
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
-from marq_worker.logs import FOREIGN, TELLTALES, hide_faust, shape
+from marq_worker.logs import COORDINATOR, FOREIGN, TELLTALES, hide_faust, shape
 from marq_worker.start_report import MAX_QUEUES, StartReport, introduction
 from marq_worker.web.liveness_and_readiness import Reason
 
@@ -68,6 +68,9 @@ def levels() -> Iterator[None]:
     yield
     for name, level in before.items():
         logging.getLogger(name).setLevel(level)
+    coordinator = logging.getLogger(COORDINATOR)
+    for hidden in coordinator.filters[:]:
+        coordinator.removeFilter(hidden)
 
 
 def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None, caplog: pytest.LogCaptureFixture) -> None:
@@ -81,6 +84,16 @@ def test_lines_of_faust_are_hidden_and_ours_are_not(levels: None, caplog: pytest
         assert not logging.getLogger(name).isEnabledFor(logging.INFO)
         assert logging.getLogger(name).isEnabledFor(logging.WARNING)
     assert all(logging.getLogger(name).level == logging.NOTSET for name in ("marq", "marq.worker", "tasks"))
+
+
+def test_no_warning_about_a_worker_that_starts_or_stops(levels: None, caplog: pytest.LogCaptureFixture) -> None:
+    hide_faust()
+
+    aiokafka = logging.getLogger(COORDINATOR)
+    aiokafka.warning("Heartbeat failed for group %s because it is rebalancing", "marq-app")
+    aiokafka.warning("Auto offset commit failed: %s", "denied")
+
+    assert [record.getMessage() for record in caplog.records] == ["Auto offset commit failed: denied"]
 
 
 async def test_a_worker_says_once_when_it_is_ready_and_until_then_why_not(

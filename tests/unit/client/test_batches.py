@@ -6,10 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
+from aiokafka.errors import InvalidTimestampError, KafkaError, ProducerClosed
 
 import marq
 from marq.testing import Broker
-from marq.testing.cluster import MemorySender, MemoryWriter
+from marq.testing.cluster import MemoryCluster, MemorySender, MemoryWriter
+from marq.wire.errors import Refused
 from tests.unit.client.fakes import spin
 
 #: A send, what it sends, and its options.
@@ -139,3 +141,78 @@ async def test_a_stop_waits_for_delayed_messages_of_send_many(monkeypatch: pytes
         await stopping
 
         assert len(await sending) == 2
+
+
+class Connections:
+    """Connections that answer to some values with an error, and whose close can be held up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.errors: dict[bytes, KafkaError] = {}
+        #: Values whose confirmation waits for `go_on`.
+        self.slow: set[bytes] = set()
+        self.go_on, self.may_close = asyncio.Event(), asyncio.Event()
+        self.closed: list[object] = []
+        send, real_close, connections = MemorySender.send_batch, MemoryCluster.close, self
+
+        async def send_batch(self: MemorySender, batch: Any, topic: str, *, partition: int) -> Any:
+            if self in connections.closed:
+                raise ProducerClosed
+            [(_, value, _)] = batch.records
+            answer = await send(self, batch, topic, partition=partition)
+            return asyncio.create_task(connections.answer(self, value, answer))
+
+        async def close(self: MemoryCluster, sender: object, limit_s: float) -> None:
+            connections.closed.append(sender)
+            await connections.may_close.wait()
+            await real_close(self, sender, limit_s)
+
+        monkeypatch.setattr(MemorySender, "send_batch", send_batch)
+        monkeypatch.setattr(MemoryCluster, "close", close)
+
+    async def answer(self, sender: object, value: bytes, answer: asyncio.Future[Any]) -> Any:
+        if value in self.errors:
+            raise self.errors[value]
+        if value in self.slow:
+            await self.go_on.wait()
+        if sender in self.closed:
+            raise KafkaError("closed")
+        return await answer
+
+
+async def test_a_refused_message_harms_no_other_send(monkeypatch: pytest.MonkeyPatch) -> None:
+    connections = Connections(monkeypatch)
+    connections.errors[b"refused"], connections.slow = InvalidTimestampError(), {b"on its way"}
+    async with Broker() as broker, broker.producer() as producer:
+        await producer.send("q", b"first")
+        before = asyncio.create_task(producer.send("q", b"on its way"))
+        await spin()
+        with pytest.raises(Refused):
+            await producer.send("q", b"refused")
+        after = asyncio.create_task(producer.send("q", b"new"))
+        await spin()
+        waited = not (before.done() or after.done() or connections.closed)
+        connections.go_on.set()
+        connections.may_close.set()
+
+        await before
+        await after
+        assert waited
+        assert len(connections.closed) == 1
+
+
+async def test_until_a_failed_connection_is_replaced_sends_say_that_nothing_was_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = Connections(monkeypatch)
+    connections.errors[b"fails"] = KafkaError("no answer")
+    async with Broker() as broker, broker.producer() as producer:
+        with pytest.raises(marq.BrokerUnavailable, match=r"did not confirm \(KafkaError: no answer\): unknown whether"):
+            await producer.send("q", b"fails")
+        new = asyncio.create_task(producer.send("q", b"new"))
+        await spin()
+        connections.may_close.set()
+        with pytest.raises(marq.BrokerUnavailable, match="is being replaced, so nothing was sent; retry"):
+            await new
+        await spin()
+
+        await producer.send("q", b"new")

@@ -38,6 +38,7 @@ class Tracker:
         self.asked: list[Resume] = []
         #: State, attempt and wait in ms of each open message; each is acquired.
         self.open_messages: dict[int, tuple[int, int, int]] = {}
+        self.error = ""
         self._answers: asyncio.Queue[bytes] = asyncio.Queue()
 
     async def write(self, records: Collection[MarkerRecord], limit_s: float) -> None:
@@ -51,7 +52,7 @@ class Tracker:
             states, attempts, waits = zip(*rows, strict=True)
             answer = Resumed(
                 batch.queue, batch.holder, batch.source, offsets, 7, 0, acquired if batch.onwards else (),
-                states, attempts, waits, [""] * len(rows),
+                states, attempts, waits, [self.error] * len(rows),
             )  # fmt: skip
             self._answers.put_nowait(encode(answer))
 
@@ -490,6 +491,22 @@ async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeyp
     await made.settler.until(lambda: len(made.released) == 3)
     assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
     assert not made.buffer.ready
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+@pytest.mark.parametrize("before", ["", "ValueError: x"])
+async def test_a_message_whose_last_lease_has_ended_becomes_a_dead_letter_whose_error_says_so(before: str) -> None:
+    made, tracker = ordered_rig()
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, QueueSettings().max_attempts, 0)}
+    tracker.error = before
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 1
+    made.receiver.start()
+
+    await made.settler.until(lambda: bool(made.released))
+    error = "its lease ran out: the process of its handler died, or the handler did not return"
+    assert made.released == {0: (LAST, True, error + (before and f"; before that: {before}"))}
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 

@@ -98,16 +98,19 @@ async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, wor
     assert rig.acked == [1]
 
 
+@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
 @pytest.mark.parametrize("lists", [False, True])
-async def test_a_stop_iteration_of_a_plain_function_fails_its_messages_and_frees_its_task(make_rig, lists) -> None:
-    """asyncio can't pass a StopIteration from a thread to a task: the call would never end."""
+async def test_what_asyncio_cannot_pass_on_from_a_thread_fails_its_messages_and_frees_its_task(
+    make_rig, lists, error
+) -> None:
+    """With StopIteration, the call would never end. GeneratorExit would end the task, and so the whole consumer."""
     rig = make_rig()
     rig.add(1)
 
     def handler(work) -> None:
         messages = work if lists else [work]
         if messages[0].offset == 0:
-            next(iter([]))
+            raise error
 
     pool = rig.work_on_batches(handler) if lists else rig.work(handler)
     await rig.settler.until(lambda: bool(rig.released))
@@ -115,7 +118,28 @@ async def test_a_stop_iteration_of_a_plain_function_fails_its_messages_and_frees
     await rig.settler.until(lambda: bool(rig.acked))
     await pool.stop(1)
 
-    assert rig.released == {0: (BACKOFF, True, "RuntimeError: StopIteration in the handler")}
+    assert rig.released == {0: (BACKOFF, True, f"RuntimeError: {error.__name__} in the handler: ")}
+    assert rig.acked == [1]
+
+
+async def test_a_generator_exit_that_a_handler_awaits_fails_its_messages_and_frees_its_task(make_rig, work) -> None:
+    """Python closes a coroutine that awaits a future with this exception; a closed coroutine can't wait again."""
+    rig = make_rig()
+    rig.add(1)
+
+    async def handler(messages) -> None:
+        if messages[0].offset == 0:
+            failed = asyncio.get_running_loop().create_future()
+            failed.set_exception(GeneratorExit())
+            await failed
+
+    pool = work(rig, handler)
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: (BACKOFF, True, "RuntimeError: GeneratorExit in the handler: ")}
     assert rig.acked == [1]
 
 

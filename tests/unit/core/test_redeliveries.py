@@ -293,6 +293,12 @@ def test_a_delivery_time_that_can_be_read_or_is_not_there_is_not_invalid(headers
     assert not has_invalid_deliver_at(headers)
 
 
+def test_a_record_without_a_time_has_the_same_time_in_every_delivery() -> None:
+    made = redelivery(fire(), Payload(-1, 1, b"emails", (), b"hello"), DIED_MS, own_topic=False, ordered=False)
+
+    assert origin(SOURCE, 1, -1, []).first_sent_ms == origin(SOURCE, 2, DIED_MS, made.headers).first_sent_ms == 0
+
+
 @pytest.mark.parametrize("attempt", [b"", b"0", b"-1", b"1.5", b"x", b"4294967296", b"9" * 30, None, "²".encode()])
 def test_an_attempt_that_is_none_counts_as_the_first(attempt: bytes | None) -> None:
     assert origin(SOURCE, 1, SENT_MS, [("marq-attempt", attempt)]).attempt == 1

@@ -101,10 +101,10 @@ class Rig:
         receivers: Any = self.receiver
         monkeypatch.setattr(moving, "_wait", self._wait)
         monkeypatch.setattr(moving, "RETRY_S", 0)
-        settlers: Any = SimpleNamespace(of=self.receiver.of)
-        old_messages = OldMessages(settlers)
+        settler: Any = self.receiver
+        old_messages = OldMessages(settler)
         self.mover = Mover(
-            self.tasks, self.directory, receivers, self._send, settlers, old_messages, self._count,
+            self.tasks, self.directory, receivers, self._send, settler, old_messages, self._count,
             lambda: self.receiver.now_s,
         )  # fmt: skip
 

@@ -22,7 +22,6 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
 from marq_worker.sqs.receiving import SqsDelivery
-from marq_worker.sqs.settling import Settlers
 from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
@@ -62,12 +61,11 @@ class Rig:
         )
         parts: Any = self
         settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release, renew=self.renew)
-        settlers = Settlers(settler, settler)
-        self.limits = ReceiveLimits(directory, settlers, parts, OldMessages(settlers))
+        self.limits = ReceiveLimits(directory, settler, parts, OldMessages(settler))
         queues = SimpleNamespace(definitions=Definitions())
         unused: Any = dict.fromkeys(("producer", "visibility"))
         self.operations = MessageOperations(
-            queues=queues, directory=directory, receivers=parts, settlers=settlers,
+            queues=queues, directory=directory, receivers=parts, settler=settler,
             limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 

@@ -22,6 +22,16 @@ from uuid import UUID, uuid5
 _PLACE = re.compile(r"(0|[1-9][0-9]{0,9})/(0|[1-9][0-9]{0,18})", re.ASCII)
 
 
+_UUID = re.compile(r"([0-9a-f]{8})-[0-9a-f]{4}-8[0-9a-f]{3}-8([0-9a-f]{3})-([0-9a-f]{12})", re.ASCII)
+
+
+def readable_id(identity: str, messages_topic: str) -> str:
+    """Return the id of the message in the messages topic that an SQS id names; any other id as it is."""
+    if (match := _UUID.fullmatch(identity.lower())) is None:
+        return identity
+    return f"{messages_topic}/{int(match[1], 16)}/{int(match[2] + match[3], 16)}"
+
+
 class MessageIds:
     """Computes SQS ids.
 

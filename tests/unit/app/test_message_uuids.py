@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from marq.wire.markers import Source
 from marq.wire.record_headers import record_id
-from marq_worker.sqs.message_ids import MessageIds
+from marq_worker.message_uuids import MessageIds, readable_id
 
 IDS = MessageIds("marq.messages", "topic-1")
 TOPICS = st.sampled_from(["marq.messages", "marq.messages2", "orders", "~0f3a", "~schedule/daily/ab12", "t" * 249])
@@ -76,3 +76,15 @@ def test_other_namespaces_and_recreated_topics_have_other_ids(topic: str, topic_
 
     assert other.of(f"{topic}/3/17") != IDS.of("marq.messages/3/17")
     assert other.of("~0f3a/3/17") != IDS.of("~0f3a/3/17")
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**60 - 1))
+def test_a_page_finds_a_message_of_the_messages_topic_by_its_uuid(partition: int, offset: int) -> None:
+    marq_id = f"marq.messages/{partition}/{offset}"
+
+    assert readable_id(IDS.of(marq_id).upper(), "marq.messages") == marq_id
+
+
+@pytest.mark.parametrize("identity", ["", "marq.messages/0/1", IDS.of("~0f3a/0/1"), "0-17"])
+def test_any_other_id_stays_as_it_is(identity: str) -> None:
+    assert readable_id(identity, "marq.messages") == identity
