@@ -1,8 +1,17 @@
-"""The data pipeline's audit of a run, which reads only the topics, compared with the checker's result."""
+"""The data pipeline's audit of a run, which reads only the topics, compared with the checker's result.
+
+``python -m lab.audit JOBS`` runs jobs of the pipeline one after the other, in one Spark session. JOBS is a JSON array
+with the words of each job. The output has one JSON object per line. Its fields are ``job`` when a job begins, and
+``stage``, ``done`` and ``tasks`` when Spark has finished some tasks. When a job has ended, they are ``job``, ``code``
+and ``output``. Other lines are messages of the jobs. The exit code is that of the first job that failed, or 0.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import sys
 import tempfile
 import threading
 import time
@@ -15,12 +24,13 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lab.pipeline_jobs import DONE
 from lab.program import NewLines, Program
 from lab.proof.history import Event
 from marq.settings.client import ClientSettings
 from marq.wire.markers import LAST
 
+#: Exit codes of jobs that did their work; 1: the audit found differences.
+DONE = (0, 1)
 #: Longest time without progress. Spark needs a minute to start on a busy machine.
 LIMIT_SECONDS = 240.0
 _POLL_SECONDS = 0.2
@@ -88,7 +98,7 @@ def audit(
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
         environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
         words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
-        command = ["-m", "lab.pipeline_jobs", words]
+        command = ["-m", "lab.audit", words]
         program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
         jobs_log = JobsLog(program.log_file, progress)
         failure = ""
@@ -111,23 +121,18 @@ def _wait(program: Program, jobs_log: JobsLog, limit_s: float, stop: threading.E
         if jobs_log.read():
             until_s = time.monotonic() + limit_s
         if ended:
-            return _ending(program.exit_code, jobs_log)
+            code = program.exit_code
+            # A job that was killed had no time to say why: its last message is about something else.
+            why = jobs_log.message if code is not None and code > 0 else ""
+            return f"{jobs_log.job}: {why or f'its process ended with exit code {code}'}" if code != 0 else ""
         if time.monotonic() > until_s:
             return f"{jobs_log.job} made no progress for {limit_s:g} s"
         if stop.wait(_POLL_SECONDS):
             return f"{jobs_log.job} was interrupted"
 
 
-def _ending(exit_code: int | None, jobs_log: JobsLog) -> str:
-    if exit_code == 0:
-        return ""
-    # A job that was killed had no time to say why: its last message is about something else.
-    failed = exit_code is not None and exit_code > 0
-    return f"{jobs_log.job}: {(jobs_log.message if failed else '') or f'its process ended with exit code {exit_code}'}"
-
-
 class JobsLog:
-    """Reads the output of lab/pipeline_jobs.py while it runs."""
+    """Reads the output of the jobs while it runs."""
 
     def __init__(self, log_file: Path, progress: AuditProgress | None = None) -> None:
         self._lines = NewLines(log_file)
@@ -208,3 +213,50 @@ def _write_handled(data: Path, records: Iterable[tuple[str, int, int]]) -> None:
     folder = data / HANDLED
     folder.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), folder / "handled.parquet")
+
+
+# --- the jobs ---------------------------------------------------------------------------------------------------------
+
+
+def main(jobs: list[list[str]]) -> int:
+    threading.Thread(target=_tell_tasks, daemon=True).start()
+    from pipeline import cli
+
+    for job in jobs:
+        _tell(job=job[0])
+        with contextlib.redirect_stdout(io.StringIO()) as output:
+            code = cli.run(job)
+        _tell(job=job[0], code=code, output=output.getvalue())
+        if code not in DONE:
+            return code
+    return 0
+
+
+def _tell_tasks() -> None:
+    """Report the tasks of Spark's newest stage when their number has changed."""
+    told: tuple[int, int, int] | None = None
+    while True:
+        time.sleep(1.0)
+        # Spark may be starting or stopping.
+        with contextlib.suppress(Exception):
+            now = _newest_stage()
+            if now is not None and now != told:
+                told = now
+                _tell(stage=now[0], done=now[1], tasks=now[2])
+
+
+def _newest_stage() -> tuple[int, int, int] | None:
+    pyspark: Any = sys.modules["pyspark"]
+    tracker = pyspark.SparkContext._active_spark_context.statusTracker()
+    stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+    return max(((stage.stageId, stage.numCompletedTasks, stage.numTasks) for stage in stages), default=None)
+
+
+def _tell(**fields: Any) -> None:
+    # Not sys.stdout, which collects a job's output. One write, so that the lines of threads do not mix.
+    sys.__stdout__.write(json.dumps(fields) + "\n")  # type: ignore[union-attr]
+    sys.__stdout__.flush()  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1])))

@@ -12,9 +12,8 @@ import asyncio
 import os
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
-from enum import StrEnum
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from marq.kafka.group_reader import GroupReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
 from marq.kafka.transactions import MarkerTransactions
 from marq.wire.marker_codec import decode
-from marq.wire.markers import LAST, Ack, Acquire, Batch, Dispatch, Release, Renew, Resume, Source
+from marq.wire.markers import LAST, Acquire, Batch, Dispatch, Release, Renew, Source, kind_of
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
 MAX_RUNNING = 100
@@ -71,54 +70,20 @@ def demo_outcome(place: int, attempt: int) -> Any:
     return "forget" if attempt == 1 and place % FORGET_EVERY == 0 else None
 
 
-class Point(StrEnum):
-    """Where a consumer dies."""
-
-    BEFORE_ACQUIRE = "before-acquire"
-    AFTER_ACQUIRE = "after-acquire"
-    AFTER_COMMIT = "after-commit"
-    BEFORE_SPEND = "before-spend"
-    AFTER_SPEND = "after-spend"
-    IN_HANDLER = "in-handler"
-    BEFORE_ACK = "before-ack"
-    # Only in queues with ordering:
-    BEFORE_RESUME = "before-resume"
-    AFTER_RESUME = "after-resume"
-    BEFORE_VERIFY = "before-verify"
-    AFTER_VERIFY = "after-verify"
-    BEFORE_ACQUIRE_IN_ORDER = "before-acquire-in-order"
-    AFTER_ACQUIRE_IN_ORDER = "after-acquire-in-order"
-    BEFORE_ACQUIRE_AGAIN = "before-acquire-again"
-    AFTER_ACQUIRE_AGAIN = "after-acquire-again"
-    BEFORE_LAST_RELEASE = "before-last-release"
-    AFTER_LAST_RELEASE = "after-last-release"
-
-
-def points_of(batch: Batch) -> Iterator[tuple[Point | None, Point | None]]:
-    """Yield the points right before and right after a batch is written."""
-    match batch:
-        case Ack():
-            yield Point.BEFORE_ACK, None
-        case Acquire():
-            yield Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE
-            if batch.in_order and any(payload.attempt > 1 for payload in batch.payloads):
-                yield Point.BEFORE_ACQUIRE_AGAIN, Point.AFTER_ACQUIRE_AGAIN
-            elif batch.in_order:
-                yield Point.BEFORE_ACQUIRE_IN_ORDER, Point.AFTER_ACQUIRE_IN_ORDER
-        case Dispatch():
-            yield Point.BEFORE_SPEND, Point.AFTER_SPEND
-        case Release() if LAST in batch.delays_ms:
-            yield Point.BEFORE_LAST_RELEASE, Point.AFTER_LAST_RELEASE
-        case Resume():
-            yield Point.BEFORE_RESUME, Point.AFTER_RESUME
+def points_of(batch: Batch) -> Iterator[str]:
+    """Yield the names of the steps of writing a batch: a consumer can die ``before-`` and ``after-`` each."""
+    yield kind_of(batch).name.lower()
+    if isinstance(batch, Acquire) and batch.in_order:
+        yield "acquire-again" if any(payload.attempt > 1 for payload in batch.payloads) else "acquire-in-order"
+    if isinstance(batch, Release) and LAST in batch.delays_ms:
+        yield "last-release"
 
 
 class WatchedConsumer:
     """Records the markers that the library writes, and kills the process between the steps."""
 
-    def __init__(self, recorder: Recorder, *, careless: bool) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._careless = careless
         #: The last ACQUIREs of each queue: its commits never overlap, so the next one covers them.
         self._acquired: dict[str, list[dict[str, Any]]] = {}
 
@@ -128,63 +93,50 @@ class WatchedConsumer:
         around(GroupReader, "commit", self._commit)
         around(GroupReader, "verify", self._verify)
         around(Receiver, "revoked", self._revoked)
-        around(MarkerTransactions, "write", self._start)
+        around(MarkerTransactions, "write", self._write)
         around(MarkerTransactions, "_transact", self._transact)
 
-    @staticmethod
-    def _points(batches: Iterable[Batch]) -> tuple[set[Point | None], set[Point | None]]:
-        points = [pair for batch in batches for pair in points_of(batch)]
-        return {before for before, _ in points}, {after for _, after in points}
+    def _at(self, when: str, records: Sequence[MarkerRecord]) -> None:
+        self._recorder.at(*{f"{when}-{point}" for _, value in records for point in points_of(decode(value))})
 
-    async def _write(self, write: Any, writer: Any, records: Sequence[MarkerRecord], limit_s: float) -> None:
-        batches = [decode(value) for _, value in records]
+    async def _write(self, write: Any, writer: Any, records: Sequence[MarkerRecord], *arguments: Any) -> None:
+        batches, transactional = [decode(value) for _, value in records], isinstance(writer, MarkerTransactions)
         acquires = [batch for batch in batches if isinstance(batch, Acquire)]
-        if acquires and self._careless:
-            return
-        for batch in acquires:
-            self._acquired[batch.queue] = []
-        for batch in acquires:
-            self._acquired[batch.queue].append(_names(batch))
+        if not transactional:
+            self._acquired |= {batch.queue: [] for batch in acquires}
+            for batch in acquires:
+                self._acquired[batch.queue].append(_names(batch))
         # The handler records outcomes.
-        renews = [_names(batch) for batch in batches if isinstance(batch, Renew)]
-        spends = [_names(batch) for batch in batches if isinstance(batch, Dispatch)]
-        before, after = self._points(batches)
-        self._recorder.at(*before)
-        acquired = [_names(batch) for batch in acquires]
-        with self._told("acquire", acquired), self._told("renew", renews), self._told("dispatch", spends):
-            await write(writer, records, limit_s)
-        self._recorder.at(*after)
+        told = [batch for batch in batches if isinstance(batch, Acquire | Renew | Dispatch)]
+        self._at("before", records)
+        with self._told([(kind_of(batch).name.lower(), _names(batch)) for batch in told]):
+            await write(writer, records, *arguments)
+        if transactional:
+            self._recorder.at("after-commit")
+        else:
+            self._at("after", records)
 
     async def _commit(self, commit: Any, reader: GroupReader, *arguments: Any) -> None:
         acquired = [names for queue in reader._serving.queues for names in self._acquired.pop(queue, ())]
-        with self._told("commit", acquired):
+        with self._told([("commit", names) for names in acquired]):
             await commit(reader, *arguments)
         if acquired:
-            self._recorder.at(Point.AFTER_COMMIT)
+            self._recorder.at("after-commit")
 
     async def _verify(self, verify: Any, reader: GroupReader, sources: Any) -> None:
-        self._recorder.at(Point.BEFORE_VERIFY)
+        self._recorder.at("before-verify")
         await verify(reader, sources)
-        self._recorder.at(Point.AFTER_VERIFY)
+        self._recorder.at("after-verify")
 
     async def _revoked(self, revoked: Any, receiver: Receiver) -> None:
         self._recorder.add("info", "revoke", target=self._recorder.process)
         await revoked(receiver)
 
-    async def _start(self, start: Any, writer: Any, records: Sequence[MarkerRecord], *arguments: Any) -> None:
-        batches = [decode(value) for _, value in records]
-        before, _ = self._points(batches)
-        self._recorder.at(*before)
-        with self._told("acquire", [_names(batch) for batch in batches]):  # type: ignore[arg-type]
-            await start(writer, records, *arguments)
-        self._recorder.at(Point.AFTER_COMMIT)
-
     async def _transact(self, transact: Any, writer: Any, producer: Any, records: Any, group_commit: Any) -> None:
         commit_transaction = producer.commit_transaction
 
         async def commit_unless_dead() -> None:
-            _, after = self._points([decode(value) for _, value in records])
-            self._recorder.at(*after)
+            self._at("after", records)
             await commit_transaction()
 
         producer.commit_transaction = commit_unless_dead
@@ -194,16 +146,16 @@ class WatchedConsumer:
             producer.commit_transaction = commit_transaction
 
     @contextmanager
-    def _told(self, op: str, named: list[dict[str, Any]]) -> Iterator[None]:
+    def _told(self, operations: Sequence[tuple[str, dict[str, Any]]]) -> Iterator[None]:
         began, outcome = time.monotonic(), "unknown"
-        for names in named:
+        for op, names in operations:
             self._recorder.add("invoke", op, **names)
         try:
             yield
             outcome = "ok"
         finally:
             took_ms = int((time.monotonic() - began) * 1000)
-            for names in named:
+            for op, names in operations:
                 self._recorder.add(outcome, op, **names, took_ms=took_ms)
 
 
@@ -293,7 +245,7 @@ class NumberedHandler:
             return
         # Recorded before the outcome: a process that dies between the two has done the work.
         self._teller.deliver(message)
-        self._recorder.at(Point.IN_HANDLER)
+        self._recorder.at("in-handler")
         if self._work_seconds:
             await asyncio.sleep(self._work_seconds)
         if kind == "slow":
@@ -380,7 +332,7 @@ def main() -> None:
     parser.add_argument("name")
     parser.add_argument("history", type=Path)
     parser.add_argument("queues", metavar="QUEUE,...")
-    parser.add_argument("--die-at", choices=list(Point))
+    parser.add_argument("--die-at", metavar="POINT", help="in-handler, before-ack, after-commit, ...")
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
     parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a queue in handlers at a time")
@@ -389,17 +341,13 @@ def main() -> None:
     parser.add_argument("--instance-id", help="as in marq.Consumer")
     parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
-    parser.add_argument("--careless", action="store_true", help="write no ACQUIREs, for the test of the checker")
-    parser.add_argument("--hasty", action="store_true", help="break the order of keys, for the test of the checker")
-    parser.add_argument("--newer", action="store_true", help="run as the next version")
+    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
     options = parser.parse_args()
-    if options.newer:
-        variants.install_newer()
-    if options.hasty:
-        variants.install_hasty()
     recorder = Recorder(options.name, options.history, options.die_at, options.die_after)
     queues = options.queues.split(",")
-    WatchedConsumer(recorder, careless=options.careless).install()
+    WatchedConsumer(recorder).install()
+    if options.install:
+        variants.install(options.install)
     handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL

@@ -148,12 +148,6 @@ class Program:
         if self._process is not None:
             self._process.kill()
 
-    def kill_alone(self) -> None:
-        """Send kill -9 to it, but not to the processes that it started."""
-        self.ended_by_us = True
-        self.process.signal(signal.SIGKILL)
-        self.process.wait(STOP_SECONDS)
-
     def pause(self) -> None:
         """Send SIGSTOP."""
         self.process.pause()
@@ -296,6 +290,12 @@ class Worker(Program):
 
     def cpu_seconds(self) -> float:
         return cpu_seconds(self.pid)
+
+    def core_percent(self, seconds: float) -> float:
+        """Return how much of a core it uses, measured for this time."""
+        began_s = self.cpu_seconds()
+        time.sleep(seconds)
+        return 100 * (self.cpu_seconds() - began_s) / seconds
 
 
 class BenchClient(Program):

@@ -7,7 +7,6 @@ import contextlib
 import itertools
 import math
 import os
-import shutil
 import time
 import uuid
 from bisect import bisect_right
@@ -23,7 +22,7 @@ import marq
 from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
 from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.proof import history
-from lab.proof.history import Event, History
+from lab.proof.history import Event
 from lab.topics import TopicScan, read_logs
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
@@ -422,16 +421,6 @@ class Stage:
             for partition, offset in self._newest_messages.items()
             for queue in self.queues
         )
-
-    def write(self, path: Path) -> None:
-        """Write the history to a file."""
-        told = History()
-        told.events = self.events
-        told.write(path)
-
-    def forget(self) -> None:
-        """Delete the files of the run."""
-        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:

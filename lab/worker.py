@@ -114,14 +114,11 @@ def main() -> None:
     parser.add_argument("--die-in-transaction", type=int, metavar="N")
     parser.add_argument("--die-in-answer", type=int, metavar="N")
     parser.add_argument("--die-after-answer", type=int, metavar="N")
-    parser.add_argument("--newer", action="store_true", help="run as the next version")
-    parser.add_argument("--planted", action="store_true", help="plant defects, for the test of the checker")
+    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
     options = parser.parse_args()
-    if options.newer:
-        variants.install_newer()
-    if options.planted:
-        variants.install_planted()
     WatchedOwners(Recorder(options.name, options.history), options).install()
+    if options.install:
+        variants.install(options.install)
     cli(["-A", "app", "worker", "-l", "info"])
 
 

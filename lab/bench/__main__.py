@@ -13,9 +13,8 @@ import sys
 from collections.abc import Sequence
 
 from lab.bench.compare import compare
-from lab.bench.report import exit_code, run
-from lab.bench.rows import deduplication, delays, drain, latency, ordering, queues, recovery, sqs, throughput, tracker
-from lab.bench.suite import BenchRow, Size, UsageError
+from lab.bench.rows import drain, latency, ordering, queues, restarts, sqs, throughput, tracker
+from lab.bench.suite import BenchRow, Size, UsageError, exit_code, run
 
 #: All rows in the order in which they run; the last ones run only by name.
 ROWS: tuple[BenchRow, ...] = (
@@ -39,9 +38,9 @@ ROWS: tuple[BenchRow, ...] = (
     drain.MEMORY,
     throughput.SCALE,
     tracker.IDLE,
-    recovery.RECOVERY,
-    delays.DELAYS,
-    deduplication.DEDUPLICATION,
+    restarts.RECOVERY,
+    restarts.DELAYS,
+    restarts.DEDUPLICATION,
 )
 
 

@@ -22,8 +22,7 @@ from typing import Any
 
 from rich.table import Table
 
-from lab.bench.report import run
-from lab.bench.suite import Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, UsageError, format_number
+from lab.bench.suite import Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, UsageError, format_number, run
 from lab.program import ROOT, Program, RunError
 from lab.report import terminal_table
 

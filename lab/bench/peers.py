@@ -13,8 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import marq
-from lab.bench.client import NUMBER, ReceivedMessages, until_handled
-from lab.bench.load import QUEUE, values
+from lab.bench.client import NUMBER, QUEUE, ReceivedMessages, until_handled, values
 from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 
 
@@ -42,8 +41,10 @@ HELD = 4
 WAYS = ("run", "run_batch", "iterate")
 
 
-async def drain_marq(received: ReceivedMessages, servers: str, prefix: str, way: str, concurrency: int = 64) -> None:
-    """Drain by ``run``, ``run_batch`` or ``async for … async with message``."""
+async def drain_marq(
+    received: ReceivedMessages, servers: str, prefix: str, way: str, concurrency: int = 64, group: str | None = None
+) -> None:
+    """Drain a queue, or a named group, by ``run``, ``run_batch`` or ``async for … async with message``."""
     values, count, do, done = received.values, received.count, received.work, received.done
 
     async def look(message: marq.Message) -> None:
@@ -65,7 +66,8 @@ async def drain_marq(received: ReceivedMessages, servers: str, prefix: str, way:
         received.add(message.value for message in messages)
 
     in_flight = max(DEFAULT_MAX_IN_FLIGHT, HELD * concurrency)
-    async with marq.Consumer(QUEUE, servers, prefix=prefix, max_in_flight=in_flight) as consumer:
+    queue = QUEUE if group is None else None
+    async with marq.Consumer(queue, servers, prefix=prefix, group=group, max_in_flight=in_flight) as consumer:
         if way == "run":
             await until_handled(consumer, consumer.run(work_on if received.ms else look, concurrency=concurrency), done)
         elif way == "run_batch":

@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any
 
 from lab.audit import JobsLog
-from lab.bench.report import exit_code, run
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size
-from lab.bench.synthetic_history import TURN, HistoryLog, SyntheticHistory, Truth
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, exit_code, run
+from lab.bench.synthetic_history import TURN, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
 from pipeline.audit import COUNTS
@@ -47,7 +46,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
     client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
-    history = SyntheticHistory(HistoryLog(bench.servers), client.names, *partitions, size.value_bytes)
+    history = SyntheticHistory(bench.servers, client.names, *partitions, size.value_bytes)
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
@@ -57,7 +56,7 @@ def measure(bench: Bench, messages: int) -> Measurements:
     output: dict[str, str] = {}
     for job in JOBS:
         words = json.dumps([[job, "--data", str(data), *_OPTIONS.get(job, ())]])
-        program = Program(job, ["-m", "lab.pipeline_jobs", words], environment, bench.folder / f"{job}.log")
+        program = Program(job, ["-m", "lab.audit", words], environment, bench.folder / f"{job}.log")
         began = time.monotonic()
         with program:
             tree = ProcessTree(program.pid)

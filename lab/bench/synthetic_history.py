@@ -14,6 +14,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from confluent_kafka import Consumer, Producer, TopicPartition
@@ -22,30 +23,21 @@ from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, resolve_due
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import QueueSettings
+from marq.wire import markers
 from marq.wire.marker_codec import encode
-from marq.wire.markers import (
-    BACKOFF,
-    Ack,
-    Acquire,
-    Answer,
-    Batch,
-    Cancel,
-    Delay,
-    Fact,
-    Headers,
-    Payload,
-    Reject,
-    Release,
-    Renew,
-    RequestOutcome,
-    Reschedule,
-    Source,
-    Tick,
-)
+from marq.wire.markers import Headers, Payload, Source
 from marq.wire.names import Names, markers_partition, synthetic_topic
 
-#: Records, and KiB, that a producer buffers while it waits for the broker.
-_WAITING, _WAITING_KIB = 200_000, 128 * 1024
+_PRODUCER = {
+    "enable.idempotence": True,
+    "linger.ms": 20,
+    "batch.size": 1_000_000,
+    "message.max.bytes": 1_100_000,
+    # What it buffers while it waits for the broker.
+    "queue.buffering.max.messages": 200_000,
+    "queue.buffering.max.kbytes": 128 * 1024,
+    "log_level": 3,  # no warnings about a broker that has just started
+}
 _FLUSH_SECONDS = 300.0
 QUEUES = ("emails", "invoices", "reports", "thumbnails")
 SETTINGS = QueueSettings(lease_ms=5_000, max_attempts=3)
@@ -56,60 +48,29 @@ TURN = SENT + DELAYED
 LEAST_BATCH, MOST_BATCH = 300, 2_000
 #: Turns between two ticks.
 TICK_EVERY = 5
-ERROR = "ConnectionError: the mail server did not answer"
-REASON = "ValueError: no such address"
-#: Outcomes of a delivery: also an uncounted RELEASE, no marker until the lease ends, and an ACK after that.
-_ACK, _RELEASE, _GIVE_BACK, _LET_EXPIRE, _ACK_LATE, _REJECT = range(6)
-#: Their probabilities at the first attempt; a message that has failed once fails more often.
-_AT_FIRST = (0.925, 0.04, 0.005, 0.015, 0.008, 0.007)
-_AGAIN = (0.70, 0.20, 0.005, 0.055, 0.02, 0.02)
 #: Shares of messages whose lease is renewed; and of delayed messages, those that are cancelled or rescheduled.
 _RENEWED, _CANCELLED, _RESCHEDULED = 0.12, 0.1, 0.1
 
 
-class HistoryLog:
-    """Appends records to topics; it must be their only writer."""
+class Fate(NamedTuple):
+    """The outcome of a delivery; a message that has failed once fails more often.
 
-    def __init__(self, servers: str) -> None:
-        self._servers = servers
-        self._producer = Producer(
-            {
-                "bootstrap.servers": servers,
-                "enable.idempotence": True,
-                "linger.ms": 20,
-                "batch.size": 1_000_000,
-                "message.max.bytes": 1_100_000,
-                "queue.buffering.max.messages": _WAITING,
-                "queue.buffering.max.kbytes": _WAITING_KIB,
-                "log_level": 3,  # no warnings about a broker that has just started
-            }
-        )
-        self.ends: Counter[tuple[str, int]] = Counter()
+    ``at_first`` and ``again`` are its probabilities. The other fields are those of the lease when it is due.
+    """
 
-    def write(
-        self, topic: str, partition: int, value: bytes, key: bytes | None = None, headers: Headers = (), at_ms: int = 0
-    ) -> int:
-        """Write a record and return its offset."""
-        while True:
-            try:
-                self._producer.produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers))
-                break
-            except BufferError:
-                self._producer.poll(0.05)
-        self.ends[topic, partition] += 1
-        return self.ends[topic, partition] - 1
+    at_first: float
+    again: float
+    state: State = State.LEASED
+    counted: bool = True
+    text: str = ""
 
-    def close(self) -> None:
-        """Wait until all is written.
 
-        Raise SystemExit if records were not written, or the topics' end offsets are wrong.
-        """
-        left = self._producer.flush(_FLUSH_SECONDS)
-        reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})
-        ends = {place: reader.get_watermark_offsets(TopicPartition(*place), 60.0)[1] for place in self.ends}
-        reader.close()
-        if left or ends != dict(self.ends):
-            raise SystemExit(f"bench: {left} records were not written; ends are {ends}, expected {dict(self.ends)}")
+#: Also an uncounted RELEASE, no marker until the lease ends, and an ACK after that.
+ACK, LET_EXPIRE, ACK_LATE = Fate(0.925, 0.70), Fate(0.015, 0.055), Fate(0.008, 0.02)
+RELEASE = Fate(0.04, 0.20, State.RELEASED, text="ConnectionError: the mail server did not answer")
+GIVE_BACK = Fate(0.005, 0.005, State.RELEASED, counted=False)
+REJECT = Fate(0.007, 0.02, State.REJECTED, text="ValueError: no such address")
+FATES = (ACK, RELEASE, GIVE_BACK, LET_EXPIRE, ACK_LATE, REJECT)
 
 
 @dataclass
@@ -134,67 +95,80 @@ class _Story:
     causes: Counter[str] = field(default_factory=Counter)
 
 
-#: A message and its offset.
-_Unread = tuple[int, _Story]
-
-
-@dataclass(slots=True)
-class _PartitionState:
-    """A partition of the messages topic: its end, and the messages that are still unread."""
-
-    source: Source
-    read_to: int = 0
-    unread: list[_Unread] = field(default_factory=list)
-
-
 class SyntheticHistory:
-    """Writes the history of a number of messages, a multiple of :data:`TURN`, to existing empty topics."""
+    """Writes the history of a number of messages, a multiple of :data:`TURN`; it must be the topics' only writer."""
 
     def __init__(
-        self, log: HistoryLog, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1
+        self, servers: str, names: Names, partitions: int, markers_partitions: int, value_bytes: int, seed: int = 1
     ) -> None:
-        self._log = log
+        self._servers = servers
+        self._producer = Producer({"bootstrap.servers": servers, **_PRODUCER})
         self._names = names
         self._markers_partitions = markers_partitions
         self._chance = np.random.default_rng(seed)
-        self._lanes = [_PartitionState(Source(names.messages, number)) for number in range(partitions)]
+        self._sources = [Source(names.messages, number) for number in range(partitions)]
         self._delays = [Source(synthetic_topic(self._number(60)), number) for number in range(markers_partitions)]
         self._delayed: Counter[Source] = Counter()
-        self._holder = {(queue, lane.source): self._number(62) for queue in QUEUES for lane in self._lanes}
+        self._holder = {(queue, source): self._number(62) for queue in QUEUES for source in self._sources}
         self._tracker = self._number(62)
         self._padding = b"x" * (value_bytes - 8)
         self._sent = self._dead_letters = 0
+        #: Ends of logs; how far consumers have read each source; and the messages behind that, with their offsets.
+        self._ends: Counter[tuple[str, int]] = Counter()
+        self._read_to: Counter[Source] = Counter()
+        self._unread: dict[Source, list[tuple[int, _Story]]] = defaultdict(list)
         self.truth = Truth()
 
     def write(self, messages: int) -> None:
-        """Write the history of this number of messages until all have ended."""
+        """Write the history of this number of messages until all have ended.
+
+        Raise SystemExit if records were not written, or the topics' end offsets are wrong.
+        """
         for turn in range(messages // TURN):
-            lane = self._lanes[turn % len(self._lanes)]
-            self._send(lane)
-            self._consume(lane)
+            source = self._sources[turn % len(self._sources)]
+            self._send(source)
+            self._consume(source)
             self._delay(turn)
             if turn % TICK_EVERY == 0:
                 self._tick()
-        while any(lane.unread for lane in self._lanes):
-            for lane in self._lanes:
-                self._consume(lane)
+        while any(self._unread.values()):
+            for source in self._sources:
+                self._consume(source)
         self._tick()
-        self._log.close()
+        left = self._producer.flush(_FLUSH_SECONDS)
+        reader = Consumer({"bootstrap.servers": self._servers, "group.id": "bench-history"})
+        ends = {place: reader.get_watermark_offsets(TopicPartition(*place), 60.0)[1] for place in self._ends}
+        reader.close()
+        if left or ends != dict(self._ends):
+            raise SystemExit(f"bench: {left} records were not written; ends are {ends}, expected {dict(self._ends)}")
 
     def _number(self, bits: int) -> int:
         return int(self._chance.integers(1, 2**bits))
 
+    def _append(
+        self, topic: str, partition: int, value: bytes, key: bytes | None = None, headers: Headers = (), at_ms: int = 0
+    ) -> int:
+        """Write a record and return its offset."""
+        while True:
+            try:
+                self._producer.produce(topic, value, key, partition, timestamp=at_ms, headers=list(headers))
+                break
+            except BufferError:
+                self._producer.poll(0.05)
+        self._ends[topic, partition] += 1
+        return self._ends[topic, partition] - 1
+
     # --- sending ------------------------------------------------------------------------------------------------------
 
-    def _send(self, lane: _PartitionState) -> None:
+    def _send(self, source: Source) -> None:
         """Send messages to one or two queues, interleaved."""
         now_ms = _now_ms()
         queues = self._chance.choice(QUEUES, size=int(self._chance.integers(1, 3)), replace=False)
         for queue in self._chance.choice(queues, SENT).tolist():
             value, key = self._sent.to_bytes(8, "big") + self._padding, queue.encode()
             self._sent += 1
-            offset = self._log.write(*lane.source, value, key, at_ms=now_ms)
-            lane.unread.append((offset, _Story(queue, Payload(now_ms, 1, key, (), value))))
+            offset = self._append(*source, value, key, at_ms=now_ms)
+            self._unread[source].append((offset, _Story(queue, Payload(now_ms, 1, key, (), value))))
             self.truth.counts[queue]["sent"] += 1
         self.truth.rows["messages"] += SENT
 
@@ -207,14 +181,14 @@ class SyntheticHistory:
         values = [offset.to_bytes(8, "big") + self._padding for offset in offsets]
         payloads = [Payload(now_ms, 1, queue.encode(), (), value) for value in values]
         frame = (queue, self._number(62), source)
-        self._mark(Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
+        self._mark(markers.Delay(*frame, offsets, [1_000] * DELAYED, True, None, payloads))
         self.truth.counts[queue]["sent"] += DELAYED
         draw = self._chance.random(DELAYED)
         if moved := (np.flatnonzero(draw > 1 - _RESCHEDULED) + start).tolist():
-            self._mark(Reschedule(*frame, moved, [500] * len(moved), True))
-            self._mark(Answer(*frame, moved, [RequestOutcome.DONE] * len(moved)))
+            self._mark(markers.Reschedule(*frame, moved, [500] * len(moved), True))
+            self._mark(markers.Answer(*frame, moved, [markers.RequestOutcome.DONE] * len(moved)))
         if cancelled := (np.flatnonzero(draw < _CANCELLED) + start).tolist():
-            self._mark(Cancel(*frame, cancelled))
+            self._mark(markers.Cancel(*frame, cancelled))
             lease = LeaseRow(queue, 0, 1, 0, 0, State.CANCELLED)
             self._tell([resolve_due(source, offset, lease, SETTINGS) for offset in cancelled])
             self.truth.counts[queue]["cancelled"] += len(cancelled)
@@ -224,46 +198,51 @@ class SyntheticHistory:
 
     # --- consuming ----------------------------------------------------------------------------------------------------
 
-    def _consume(self, lane: _PartitionState) -> None:
+    def _consume(self, source: Source) -> None:
         """Let the consumers of all queues read a partition to its end."""
-        unread, lane.unread = lane.unread, []
+        unread, self._unread[source] = self._unread[source], []
         for queue in QUEUES:
             messages = [(offset, story) for offset, story in unread if story.queue == queue]
-            size, from_offset = int(self._chance.integers(LEAST_BATCH, MOST_BATCH)), lane.read_to
+            size, from_offset = int(self._chance.integers(LEAST_BATCH, MOST_BATCH)), self._read_to[source]
             for start in range(0, len(messages), size):
                 batch = messages[start : start + size]
-                self._handle((queue, self._holder[queue, lane.source], lane.source), from_offset, batch)
+                self._handle((queue, self._holder[queue, source], source), from_offset, batch)
                 from_offset = batch[-1][0] + 1
-        lane.read_to = self._log.ends[lane.source]
+        self._read_to[source] = self._ends[source]
 
-    def _handle(self, frame: tuple[str, int, Source], from_offset: int, batch: Sequence[_Unread]) -> None:
+    def _handle(self, frame: tuple[str, int, Source], from_offset: int, batch: Sequence[tuple[int, _Story]]) -> None:
         """Acquire a batch, write an outcome for each message, and send the messages that are due then."""
         offsets, payloads = np.asarray([offset for offset, _ in batch]), [story.payload for _, story in batch]
-        self._mark(Acquire(*frame, offsets.tolist(), SETTINGS.lease_ms, from_offset, payloads))
+        self._mark(markers.Acquire(*frame, offsets.tolist(), SETTINGS.lease_ms, from_offset, payloads))
         if renewed := offsets[self._chance.random(len(batch)) < _RENEWED].tolist():
-            self._mark(Renew(*frame, renewed, SETTINGS.lease_ms))
-        first, again = (self._chance.choice(6, len(batch), p=chances) for chances in (_AT_FIRST, _AGAIN))
-        fates = np.where([payload.attempt == 1 for payload in payloads], first, again)
-        said = {fate: offsets[fates == fate].tolist() for fate in range(6)}
-        if acked := said[_ACK]:
-            self._mark(Ack(*frame, acked))
-        for fate, error in ((_RELEASE, ERROR), (_GIVE_BACK, "")):
-            if released := said[fate]:
-                count = len(released)
-                self._mark(Release(*frame, released, [BACKOFF] * count, fate == _RELEASE, [error] * count))
-        if rejected := said[_REJECT]:
-            self._mark(Reject(*frame, rejected, [REASON] * len(rejected)))
+            self._mark(markers.Renew(*frame, renewed, SETTINGS.lease_ms))
+        chances = zip(*[fate[:2] for fate in FATES], strict=True)
+        first, again = (self._chance.choice(len(FATES), len(batch), p=chance) for chance in chances)
+        drawn = np.where([payload.attempt == 1 for payload in payloads], first, again)
+        said = {fate: offsets[drawn == number].tolist() for number, fate in enumerate(FATES)}
+        if said[ACK]:
+            self._mark(markers.Ack(*frame, said[ACK]))
+        for fate in (RELEASE, GIVE_BACK):
+            if count := len(said[fate]):
+                waits, texts = [markers.BACKOFF] * count, [fate.text] * count
+                self._mark(markers.Release(*frame, said[fate], waits, fate.counted, texts))
+        if said[REJECT]:
+            self._mark(markers.Reject(*frame, said[REJECT], [REJECT.text] * len(said[REJECT])))
         due = []
-        for (offset, story), fate in zip(batch, fates.tolist(), strict=True):
-            if fate == _ACK:
+        for (offset, story), number in zip(batch, drawn.tolist(), strict=True):
+            fate = FATES[number]
+            if fate is ACK:
                 self._end(story, acked=True)
                 continue
-            story.late |= fate == _ACK_LATE
-            story.cause = "acked late" if fate == _ACK_LATE else "ended while held"
-            due.append((offset, story, _lease(story, fate)))
+            story.late |= fate is ACK_LATE
+            story.cause = "acked late" if fate is ACK_LATE else "ended while held"
+            # As its consumer left it.
+            lease = LeaseRow(story.queue, 0, story.payload.attempt, 0, 0, fate.state)
+            lease.counted, lease.text = fate.counted, fate.text
+            due.append((offset, story, lease))
         self._fire(frame[2], due)
-        if late := said[_ACK_LATE]:
-            self._mark(Ack(*frame, late))
+        if said[ACK_LATE]:
+            self._mark(markers.Ack(*frame, said[ACK_LATE]))
 
     def _end(self, story: _Story, *, acked: bool = False, dead: bool = False) -> None:
         counts = self.truth.counts[story.queue]
@@ -285,19 +264,19 @@ class SyntheticHistory:
             assert made.value is not None
             record = (made.value, made.key, made.headers, now_ms)
             if fire.destination is Destination.DEAD_LETTERS:
-                self._log.write(self._names.dead_letters, self._dead_letters % len(self._lanes), *record)
+                self._append(self._names.dead_letters, self._dead_letters % len(self._sources), *record)
                 self._dead_letters += 1
                 self.truth.rows["dead_letters"] += 1
                 self._end(story, dead=True)
                 continue
-            lane = self._lanes[(fire.source.partition + 1) % len(self._lanes)]
-            offset = self._log.write(*lane.source, *record)
+            target = self._sources[(fire.source.partition + 1) % len(self._sources)]
+            offset = self._append(*target, *record)
             self.truth.rows["messages"] += 1
             self.truth.counts[story.queue]["redelivered"] += fire.lease.state is not State.DELAYED
             if fire.lease.state is State.LEASED:
                 story.causes[story.cause] += 1
             story.payload = Payload(now_ms, fire.attempt, made.key, made.headers, made.value)
-            lane.unread.append((offset, story))
+            self._unread[target].append((offset, story))
         self._tell(fires)
 
     def _tell(self, fires: Sequence[DueAction]) -> None:
@@ -305,29 +284,20 @@ class SyntheticHistory:
         for kind in sorted({fire.fact_kind for fire in fires}):
             told = [fire for fire in fires if fire.fact_kind is kind]
             attempts, causes = [fire.attempt for fire in told], [fire.cause for fire in told]
-            queue, source = told[0].lease.queue, told[0].source
-            self._mark(Fact(kind, queue, self._tracker, source, [fire.offset for fire in told], attempts, causes))
+            frame = (kind, told[0].lease.queue, self._tracker, told[0].source)
+            self._mark(markers.Fact(*frame, [fire.offset for fire in told], attempts, causes))
 
     def _tick(self) -> None:
-        tick = encode(Tick(self._tracker, time.monotonic_ns() // 1_000_000))
+        tick = encode(markers.Tick(self._tracker, time.monotonic_ns() // 1_000_000))
         for partition in range(self._markers_partitions):
-            self._log.write(self._names.markers, partition, tick)
+            self._append(self._names.markers, partition, tick)
         self.truth.rows["markers"] += self._markers_partitions
 
-    def _mark(self, batch: Batch) -> None:
-        assert not isinstance(batch, Tick)
+    def _mark(self, batch: markers.Batch) -> None:
+        assert not isinstance(batch, markers.Tick)
         partition = markers_partition(*batch.source, self._markers_partitions)
-        self._log.write(self._names.markers, partition, encode(batch))
+        self._append(self._names.markers, partition, encode(batch))
         self.truth.rows["markers"] += len(batch.offsets)
-
-
-def _lease(story: _Story, fate: int) -> LeaseRow:
-    """Return a message's lease as it is when due, in the state in which its consumer left it."""
-    states = {_RELEASE: State.RELEASED, _GIVE_BACK: State.RELEASED, _REJECT: State.REJECTED}
-    texts = {_RELEASE: ERROR, _REJECT: REASON}
-    lease = LeaseRow(story.queue, 0, story.payload.attempt, 0, 0, states.get(fate, State.LEASED))
-    lease.counted, lease.text = fate != _GIVE_BACK, texts.get(fate, "")
-    return lease
 
 
 def _now_ms() -> int:

@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.bench.report import RESULTS
 from lab.bench.rows.drain import AIOKAFKA, GROUP, ITERATE, QUORUM, RUN, RUN_BATCH, SHARE
-from lab.bench.suite import format_number
+from lab.bench.suite import RESULTS, format_number
 from lab.report import page_table, placed
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"

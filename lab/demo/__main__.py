@@ -8,7 +8,6 @@ mean that a message was lost. If the audit failed, the last line has ``"audit": 
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import logging
 import os
@@ -24,10 +23,9 @@ from pathlib import Path
 from rich.console import Console
 
 from lab.audit import HANDLED, Audit, audit
-from lab.demo.plan import DemoPlan, read_plan
 from lab.demo.progress import Display
 from lab.demo.report import Account, account_of, how_to_retry, show
-from lab.demo.run import DemoRun
+from lab.demo.run import DemoPlan, DemoRun, read_plan
 from lab.program import RunError
 from lab.proof.history import Event
 from lab.topics import delete_topics
@@ -75,9 +73,10 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
         keep = False
         try:
             report = "" if os.environ.get("SPARK") == "skip" else str(data / "report.html")
-            run = asyncio.run(_play(plan, settings, folder, partitions, display, broker, report))
+            run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker, report)
+            run = asyncio.run(_play(run))
             display.phase(f"check the history, {len(run.events):,} events")
-            account = _judged(run, plan)
+            account = account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
             if os.environ.get("SPARK") == "skip":
                 return account, run.events, None, ""
             shutil.rmtree(data, ignore_errors=True)
@@ -91,28 +90,10 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
                 display.say(f"warning: {failure}")
 
 
-async def _play(
-    plan: DemoPlan,
-    settings: ClientSettings,
-    folder: Path,
-    partitions: int,
-    display: Display,
-    broker: EmbeddedBroker | None,
-    report: str,
-) -> DemoRun:
-    servers, prefix = settings.bootstrap_servers, settings.names.prefix
-    async with DemoRun(plan, servers, prefix, folder, partitions, display, broker, report) as run:
+async def _play(run: DemoRun) -> DemoRun:
+    async with run:
         await run.carry_out()
     return run
-
-
-def _judged(run: DemoRun, plan: DemoPlan) -> Account:
-    # The check creates no garbage before its end, and garbage collection would take a third of the time.
-    gc.disable()
-    try:
-        return account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
-    finally:
-        gc.enable()
 
 
 @contextmanager

@@ -18,8 +18,8 @@ from lab.proof.causes import Why
 from lab.proof.checker import judge
 from lab.proof.evidence import gather
 from lab.proof.findings import Report, told
+from lab.proof.fold import DEAD_LETTERED, REDELIVERED
 from lab.proof.history import Event
-from lab.proof.states import DEAD_LETTERED, REDELIVERED
 from lab.report import terminal_table
 
 #: Statistics that the checker and the data pipeline's audit have under the same names.

@@ -17,7 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from lab.faults.scenario import Scenario, ScenarioResult, by_cause, dead_again, play
+from lab.faults.scenario import Scenario, ScenarioResult, play
 from lab.faults.scenarios import SCENARIOS
 from lab.report import between, placed
 from lab.stage import SEED_VARIABLE
@@ -95,16 +95,7 @@ def updated(table: str, results: Sequence[ScenarioResult]) -> str:
 
 def numbers(result: ScenarioResult) -> list[str]:
     """Return the cells sent, lost, duplicates by cause, and recovery."""
-    statistics = result.statistics
-    causes = by_cause(statistics.get("causes", {}))
-    duplicates = f"{statistics.get('duplicates', '?')}{f' ({causes})' if causes else ''}"
-    recovery = "-" if result.recovery_seconds is None else f"{result.recovery_seconds:.1f} s"
-    return [
-        str(statistics.get("accepted", "?")),
-        str(statistics.get("lost", "?")),
-        "; ".join([duplicates, *dead_again(statistics)]),
-        recovery if result.passed else "**failed**",
-    ]
+    return [*result.numbers()[:3], result.numbers()[3] if result.passed else "**failed**"]
 
 
 def main() -> int:

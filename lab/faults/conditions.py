@@ -172,7 +172,6 @@ class Proxy:
         self._delay_s = 0.0
         #: When a client connected, in seconds of the monotonic clock.
         self.accepted_at: list[float] = []
-        self._connections: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
         self._loop = asyncio.new_event_loop()
@@ -241,42 +240,35 @@ class Proxy:
             self._server = None
         for task in self._tasks:
             task.cancel()
-        for writer in self._connections:
-            _reset(writer)
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
+        task, writers, pumps = asyncio.current_task(), [writer], list[asyncio.Task[None]]()
         assert task is not None
         self._tasks.add(task)
-        self._connections.add(writer)
         self.accepted_at.append(time.monotonic())
         try:
-            await self._connect(reader, writer)
-        except asyncio.CancelledError:
-            pass  # cut: asyncio would report the cancelled handler
-        finally:
-            writer.close()
-            self._connections.discard(writer)
-            self._tasks.discard(task)
-
-    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self._open["to broker"].wait()
-        assert self._upstream is not None, "call forward_to() before clients connect"
-        try:
-            upstream_reader, upstream_writer = await asyncio.open_connection(*self._upstream)
-        except OSError:
-            return  # the broker is down, so its client's connection ends
-        self._connections.add(upstream_writer)
-        try:
+            await self._open["to broker"].wait()
+            assert self._upstream is not None, "call forward_to() before clients connect"
+            upstream_reader, upstream = await asyncio.open_connection(*self._upstream)
+            writers.append(upstream)
+            pumps.append(asyncio.create_task(self._pump(reader, upstream, self._open["to broker"])))
+            pumps.append(asyncio.create_task(self._pump(upstream_reader, writer, self._open["to client"])))
             # Whichever ends first ends both: Kafka's connections are never half closed.
-            await _first_of(
-                self._pump(reader, upstream_writer, self._open["to broker"]),
-                self._pump(upstream_reader, writer, self._open["to client"]),
-            )
+            await asyncio.wait(pumps, return_when=asyncio.FIRST_COMPLETED)
+        except OSError:
+            pass  # the broker is down, so its client's connection ends
+        except asyncio.CancelledError:
+            # Cut; asyncio would report the cancelled handler.
+            for one in writers:
+                _reset(one)
         finally:
-            upstream_writer.close()
-            self._connections.discard(upstream_writer)
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+            for one in writers:
+                one.close()
+            self._tasks.discard(task)
 
     async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: asyncio.Event) -> None:
         """Forward until the end; a chunk's delay begins when it is read, so delays don't add up."""
@@ -304,16 +296,6 @@ class Proxy:
             except OSError:
                 chunk = b""
             await underway.put((self._loop.time() + self._delay_s, chunk))
-
-
-async def _first_of(*actions: Coroutine[Any, Any, None]) -> None:
-    tasks = [asyncio.ensure_future(action) for action in actions]
-    try:
-        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 import threading
 import time
@@ -17,8 +18,10 @@ from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
 from lab.faults.conditions import Servers
+from lab.faults.mix import Mix
 from lab.proof.checker import check
 from lab.proof.findings import told
+from lab.proof.history import write
 from lab.stage import RATE, SOME, Stage, recovery_seconds
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
@@ -29,7 +32,7 @@ AUDITED = {
 }
 
 
-Step = Callable[[Stage, Any], Awaitable[None]]
+Step = Callable[[Stage, Any], Awaitable[object]]
 #: Options of a program on its command line.
 Options = Sequence[str]
 
@@ -39,14 +42,16 @@ def begin(
     consumers: Sequence[Options] = ((), ()),
     *,
     workers: int = 1,
-    more: bool = True,
-    define: dict[str, Any] | None = None,
+    define: Mapping[str, Any] | None = None,
     rate: int = RATE,
+    mix: Mapping[str, float] | None = None,
+    some: int = SOME,
     **settings: Any,
 ) -> Step:
-    """Start workers, the load and consumers with these options, and wait for some deliveries if ``more``.
+    """Start workers, the load and consumers with these options, and wait for some deliveries.
 
-    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`.
+    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`,
+    and ``mix`` those of a load of all kinds.
     """
 
     async def set_up(stage: Stage, _: Any) -> None:
@@ -54,11 +59,12 @@ def begin(
             stage.define(**define)
         for _ in range(workers):
             await stage.worker(*worker, **settings)
-        stage.load(rate)
-        for options in consumers:
-            await stage.consumer(*options)
-        if more:
-            await stage.delivered_more()
+        if mix is None:
+            stage.load(rate)
+        else:
+            Mix(stage, **mix).start()
+        await asyncio.gather(*[stage.consumer(*options) for options in consumers])
+        await stage.delivered_more(some)
 
     return set_up
 
@@ -113,31 +119,28 @@ class ScenarioResult:
     def passed(self) -> bool:
         return not self.wrong and self.statistics.get("lost") == 0 and not self.statistics.get("stranded")
 
-    def line(self) -> str:
+    def numbers(self) -> list[str]:
+        """Return how many messages were sent and lost, how many duplicates by cause, and how long the recovery took."""
         counts = self.statistics
-        causes = by_cause(counts.get("causes", {}))
-        again = ", ".join(dead_again(counts))
+        causes, ends = _by_cause(counts.get("causes", {})), [f"{counts.get('duplicates', '?')}"]
+        ends[0] += f" ({causes})" if causes else ""
+        if twice := counts.get("dead_twice"):
+            ends.append(f"{twice} with two dead letters")
+        if done := counts.get("done_and_dead"):
+            ends.append(f"{sum(done.values())} handled and dead-lettered ({_by_cause(done)})")
         recovery = "-" if self.recovery_seconds is None else f"{self.recovery_seconds:.1f} s"
+        return [str(counts.get("accepted", "?")), str(counts.get("lost", "?")), "; ".join(ends), recovery]
+
+    def line(self) -> str:
+        sent, lost, duplicates, recovery = self.numbers()
         return (
-            f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {counts.get('accepted', '?')}, "
-            f"lost {counts.get('lost', '?')}, duplicates {counts.get('duplicates', '?')}"
-            f"{f' ({causes})' if causes else ''}{f', {again}' if again else ''}, recovery {recovery},"
-            f" {self.seconds:.0f} s in all"
+            f"{'passed' if self.passed else 'FAILED':7} {self.scenario.name:36} sent {sent}, lost {lost}, duplicates"
+            f" {duplicates.replace(';', ',')}, recovery {recovery}, {self.seconds:.0f} s in all"
         )
 
 
-def by_cause(counts: Mapping[str, int]) -> str:
+def _by_cause(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} by {cause}" for cause, count in sorted(counts.items()))
-
-
-def dead_again(counts: Mapping[str, Any]) -> list[str]:
-    """Return how many messages have a second dead letter, and how many have one although a handler finished them."""
-    texts = []
-    if twice := counts.get("dead_twice"):
-        texts.append(f"{twice} with two dead letters")
-    if done := counts.get("done_and_dead"):
-        texts.append(f"{sum(done.values())} handled and dead-lettered ({by_cause(done)})")
-    return texts
 
 
 async def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool = False) -> ScenarioResult:
@@ -163,10 +166,10 @@ async def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool
             scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"]
         )
     if wrong:
-        stage.write(folder / "history.jsonl")
+        write(stage.events, folder / "history.jsonl")
         wrong.append(f"{len(report.findings)} findings; the whole history: {folder}/history.jsonl")
     else:
-        stage.forget()
+        shutil.rmtree(folder, ignore_errors=True)
     recovery = recovery_seconds(stage.events)
     return ScenarioResult(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
 

@@ -1,66 +1,172 @@
 """All fault scenarios: the set-up, the faults, what must hold, and where. docs/guarantees.md describes each in words.
 
-In all of them nothing may be lost, and the checker must explain each duplicate.
+In all of them nothing may be lost, and the checker must explain each duplicate. Each family of rows stands below the
+steps that only it needs.
 """
 
 from __future__ import annotations
 
+import asyncio
+import random
+import shutil
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from lab.consumer import LEASE_SECONDS, Point
-from lab.faults import steps
-from lab.faults.conditions import BrokerCluster, Proxy, behind_proxies, movable_broker, with_small_disk
-from lab.faults.scenario import Scenario, begin
-from lab.faults.steps import (
-    AT_MOST_ONCE,
-    FEW,
-    SOME,
-    dies_at,
-    disturbed,
-    down,
-    mixed,
-    next_worker,
-    paused,
-    replaced,
-    retried,
-    worker_killed,
+import marq
+from lab.consumer import LEASE_SECONDS
+from lab.faults.conditions import (
+    MOVE_SECONDS,
+    BrokerCluster,
+    Proxy,
+    WallClock,
+    behind_proxies,
+    movable_broker,
+    with_small_disk,
 )
-from lab.stage import SESSION_SECONDS
+from lab.faults.scenario import Scenario, Step, begin
+from lab.program import Program, RunError
+from lab.proof.evidence import EVERYBODY
+from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
+from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq.kafka.connection import admin_client
 from marq_worker.broker import EmbeddedBroker
 
+#: The option of a program of the next version.
+NEWER = "--install=lab.variants:newer"
+#: Deliveries before, between and after faults of slow scenarios; SOME in all others.
+FEWER, FEW = 150, 60
+
+# --- steps ------------------------------------------------------------------------------------------------------------
+
+
+def then(*steps: Step) -> Step:
+    """Carry out steps, one after the other, as one fault."""
+
+    async def fault(stage: Stage, here: Any) -> None:
+        for step in steps:
+            await step(stage, here)
+
+    return fault
+
+
+def worker(*options: str, again: bool = False, **settings: Any) -> Step:
+    """Start a worker; ``again``: with the data of the newest one that has ended."""
+
+    async def step(stage: Stage, _: Any) -> None:
+        data = [former.data for former in stage.workers if not former.running][-1] if again else None
+        await stage.worker(*options, data=data, **settings)
+
+    return step
+
+
+def consumer(*options: str) -> Step:
+    return lambda stage, _: stage.consumer(*options)
+
+
+def end(kind: str, index: int, how: Callable[..., Any] = Stage.kill, *arguments: Any) -> Step:
+    """End one of the running ``workers`` or ``consumers``, or pause it."""
+
+    def running(stage: Stage) -> Program:
+        return [program for program in getattr(stage, kind) if program.running][index]
+
+    return lambda stage, _: how(stage, running(stage), *arguments)
+
+
+def owned(stage: Stage, _: Any) -> Any:
+    return stage.owned()
+
+
+def dies_at(point: str, after: int, *options: str) -> Step:
+    async def fault(stage: Stage, _: Any) -> None:
+        await stage.dead(await stage.consumer(*options, f"--die-at={point}", f"--die-after={after}"))
+
+    return fault
+
+
+def next_worker(*options: str) -> Step:
+    """Wait until the newest worker has killed itself, and restart it with its data."""
+    return then(lambda stage, _: stage.dead(stage.workers[-1]), worker(*options, again=True))
+
+
+#: Kill the newest worker, and restart it with its data.
+WORKER_KILLED = then(end("workers", -1), worker(again=True))
+
+
+def require(holds: object, otherwise: str) -> None:
+    if not holds:
+        raise RunError(otherwise)
+
+
+# --- consumers --------------------------------------------------------------------------------------------------------
+
 #: The points of all queues at which consumers die.
-POINTS = [Point.BEFORE_ACQUIRE, Point.AFTER_ACQUIRE, Point.AFTER_COMMIT, Point.IN_HANDLER, Point.BEFORE_ACK]
+POINTS = ["before-acquire", "after-acquire", "after-commit", "in-handler", "before-ack"]
 #: Further points of queues with ordering: while a source is resumed, and after that.
-RESUMING = [Point.BEFORE_RESUME, Point.AFTER_RESUME, Point.BEFORE_VERIFY, Point.AFTER_VERIFY]
+RESUMING = ["before-resume", "after-resume", "before-verify", "after-verify"]
 IN_ORDER = [
-    Point.BEFORE_ACQUIRE_IN_ORDER,
-    Point.AFTER_ACQUIRE_IN_ORDER,
-    Point.BEFORE_ACQUIRE_AGAIN,
-    Point.AFTER_ACQUIRE_AGAIN,
-    Point.BEFORE_LAST_RELEASE,
-    Point.AFTER_LAST_RELEASE,
-]
-#: The points of an at-most-once queue, and after how many passes consumers die there.
-SPENDING = {
-    Point.AFTER_ACQUIRE: 3,
-    Point.AFTER_COMMIT: 3,
-    Point.BEFORE_SPEND: 3,
-    Point.AFTER_SPEND: 3,
-    Point.IN_HANDLER: 40,
-    Point.BEFORE_ACK: 3,
-}
+    "before-acquire-in-order", "after-acquire-in-order", "before-acquire-again", "after-acquire-again",
+    "before-last-release", "after-last-release",
+]  # fmt: skip
+#: Attempts before a message of the queue with ordering is released for the last time.
+FEW_ATTEMPTS = {"max_attempts": 3}
 
 
 def killed_at(
-    name: str, points: Sequence[Point], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
+    name: str, points: Sequence[str], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
 ) -> Scenario:
     """Return a row in which a consumer dies at each of these points, while another one continues."""
     options = (f"--start={start}", f"--manner={manner}")
-    define = {"max_attempts": steps.FEW_ATTEMPTS} if manner == "unlucky" else None
+    define = FEW_ATTEMPTS if manner == "unlucky" else None
     faults = [dies_at(point, after, *options) for point in points]
-    return Scenario(name, faults, begin(consumers=[options], more=False, define=define), quick=quick)
+    return Scenario(name, faults, begin(consumers=[options], some=0, define=define), quick=quick)
+
+
+async def consumers_join_and_leave(stage: Stage, _: Any) -> None:
+    await stage.churn(partial(stage.consumer, "--manner=slow"), seconds=60.0, every_seconds=4.0)
+
+
+HANDLED = "handled"
+#: Time from the start of a handler process until its broker is killed: at about that time it joins its group.
+START_SECONDS, AWAY_SECONDS = 0.3, 5.0
+#: Time limit until messages are handled; a group that assigned nothing would try again only after five minutes.
+HANDLED_SECONDS = 30.0
+
+
+async def handlers_start_without_broker(stage: Stage, broker: EmbeddedBroker) -> None:
+    stage.define(own=f'[queues.{HANDLED}]\nhandler = "lab.consumer:handle"\n')
+    started = await stage.worker(ready=False)
+    await stage.until(lambda: "HandlersApp]: Starting" in started.log(), "a handler process starts")
+    await stage.play(START_SECONDS)
+    await down(AWAY_SECONDS)(stage, broker)
+    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        await stage.send_one(producer, HANDLED)
+    await stage.delivered_more(1, HANDLED_SECONDS)
+    await stage.owned()
+    stage.load()
+    await stage.consumer()
+
+
+INSTANCE = "one"
+#: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
+STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
+#: Time limits of a take-over, which is shorter than that session timeout, and until the former program has stopped.
+RESTART_SECONDS, FENCED_SECONDS = 20.0, 30.0
+
+
+def same_twice(kind: str, another: Step) -> Step:
+    """Start another program with the instance id of the only one, which must stop."""
+
+    async def fault(stage: Stage, here: Any) -> None:
+        [former] = getattr(stage, kind)
+        await another(stage, here)
+        await stage.replaced(former, FENCED_SECONDS)
+        await stage.owned(FENCED_SECONDS)
+
+    return fault
 
 
 CONSUMERS = [
@@ -69,55 +175,228 @@ CONSUMERS = [
     killed_at("ordered-consumer-killed-while-resuming", RESUMING, after=1),
     killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, manner="unlucky"),
     killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, 1, "unlucky"),
+    Scenario("consumers-join-and-leave", [consumers_join_and_leave], begin(consumers=[["--manner=slow"]], some=0)),
+    Scenario("all-consumers-killed", [then(*[end("consumers", -1)] * 2, consumer(), consumer())] * 3),
+    Scenario("consumer-paused-past-the-lease", [end("consumers", -1, Stage.pause, LEASE_SECONDS + 1)], quick=True),
     Scenario(
-        "consumers-join-and-leave", [steps.consumers_join_and_leave], begin(consumers=[["--manner=slow"]], more=False)
+        "consumer-paused-past-the-session", [end("consumers", -1, Stage.pause, SESSION_SECONDS + 2 * LEASE_SECONDS)]
     ),
-    Scenario("all-consumers-killed", [steps.all_consumers_killed] * 3),
-    Scenario("consumer-paused-past-the-lease", [paused(LEASE_SECONDS + 1)], quick=True),
-    Scenario("consumer-paused-past-the-session", [paused(SESSION_SECONDS + 2 * LEASE_SECONDS)]),
-    Scenario("handlers-start-without-broker", [steps.handlers_start_without_broker], None, EmbeddedBroker),
+    Scenario("handlers-start-without-broker", [handlers_start_without_broker], None, EmbeddedBroker),
     Scenario(
-        "static-worker-restarted-elsewhere", [steps.static_worker_elsewhere] * 2, begin(consumers=[()], **steps.STATIC)
+        "static-worker-restarted-elsewhere",
+        [
+            then(
+                end("workers", -1),
+                worker(again=True, ready=False, **STATIC),
+                lambda stage, _: stage.owned(RESTART_SECONDS),
+            )
+        ]
+        * 2,
+        begin(consumers=[()], **STATIC),
     ),
     Scenario(
         "one-instance-id-twice",
-        [steps.same_consumer_twice, steps.same_worker_twice],
-        begin(consumers=[[f"--instance-id={steps.INSTANCE}"]], **steps.STATIC),
+        [
+            same_twice("consumers", consumer(f"--instance-id={INSTANCE}")),
+            same_twice("workers", worker(ready=False, **STATIC)),
+        ],
+        begin(consumers=[[f"--instance-id={INSTANCE}"]], **STATIC),
     ),
 ]
 
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+async def data_lost(stage: Stage, _: Any) -> None:
+    shutil.rmtree(stage.workers[-1].data)
+
+
+async def changelog_lost(stage: Stage, _: Any) -> None:
+    topic = stage.settings.names.changelog
+    async with admin_client(stage.settings) as admin:
+        await admin.delete_topics([topic])
+
+        async def gone() -> bool:
+            return topic not in await admin.list_topics()
+
+        await stage.until(gone, f"topic {topic} is gone")
+
+
+async def workers_join_and_leave(stage: Stage, _: Any) -> None:
+    await stage.churn(partial(stage.worker, ready=False), seconds=120.0, every_seconds=6.0)
+    await stage.owned()
+
+
+async def halted(stage: Stage, _: Any) -> None:
+    """Wait until a worker stops a partition, because it cannot read the markers of the next version."""
+
+    async def stopped() -> bool:
+        return any(part["state"] == "stopped" for part in await stage.partitions())
+
+    await stage.until(stopped, "a worker has stopped a partition")
+
+
+FIRST_WORKER_STOPPED, FIRST_CONSUMER_STOPPED = end("workers", 0, Stage.stop), end("consumers", 0, Stage.stop)
 WORKERS = [
-    Scenario("worker-killed", [worker_killed()] * 2, quick=True),
-    Scenario("worker-killed-data-lost", [worker_killed(data=False)]),
-    Scenario("worker-killed-changelog-lost", [worker_killed(data=False, changelog=False)], place=EmbeddedBroker),
+    Scenario("worker-killed", [WORKER_KILLED] * 2, quick=True),
+    Scenario("worker-killed-data-lost", [then(end("workers", -1), data_lost, worker(again=True))]),
+    Scenario(
+        "worker-killed-changelog-lost",
+        [then(end("workers", -1), data_lost, changelog_lost, worker(again=True))],
+        place=EmbeddedBroker,
+    ),
     Scenario(
         "worker-killed-in-the-transaction",
         [next_worker("--die-in-transaction=20"), next_worker("--die-in-transaction=20"), next_worker()],
-        begin(["--die-in-transaction=20"], [()], more=False),
+        begin(["--die-in-transaction=20"], [()], some=0),
         quick=True,
     ),
     Scenario(
         "worker-killed-in-the-answer",
+        # The partitions of another consumer move, so they are resumed again. The first worker fixes those of the keys:
+        # before that, senders wait for a worker.
         [
-            next_worker(*options, consumer=True)
-            for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+            then(end("workers", -1), worker("--die-in-answer=1", again=True), consumer()),
+            *[
+                then(next_worker(*options), consumer())
+                for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+            ],
         ],
-        begin(["--die-in-answer=1"], [()], more=False),
+        begin(consumers=[()]),
     ),
-    Scenario("worker-paused-past-the-session", [steps.worker_paused_past_the_session]),
-    Scenario("workers-restarted-one-by-one", [replaced("worker", 0), replaced("worker", 1)], begin(workers=2)),
-    Scenario("workers-join-and-leave", [steps.workers_join_and_leave]),
+    Scenario(
+        "worker-paused-past-the-session",
+        [
+            then(
+                worker(),
+                lambda stage, _: stage.delivered_more(),
+                end("workers", 0, Stage.pause, SESSION_SECONDS + 4),
+                owned,
+            )
+        ],
+    ),
+    Scenario("workers-restarted-one-by-one", [then(FIRST_WORKER_STOPPED, worker(again=True))] * 2, begin(workers=2)),
+    Scenario("workers-join-and-leave", [workers_join_and_leave]),
     Scenario(
         "upgrade-workers-first",
-        [replaced(kind, index, "--newer") for kind in ("worker", "consumer") for index in (0, 1)],
+        [
+            *[then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))] * 2,
+            *[then(FIRST_CONSUMER_STOPPED, consumer(NEWER))] * 2,
+        ],
         begin(workers=2),
     ),
     Scenario(
         "upgrade-consumers-first",
-        [steps.newer_consumer, steps.newer_worker, steps.old_consumer_stopped],
+        [
+            then(consumer(NEWER), halted),
+            then(worker(NEWER, ready=False), FIRST_WORKER_STOPPED, owned),
+            FIRST_CONSUMER_STOPPED,
+        ],
         begin(consumers=[()]),
     ),
 ]
+
+# --- brokers, and a full disk -----------------------------------------------------------------------------------------
+
+#: How long there are too few brokers: longer than leases and sessions.
+TOO_FEW_SECONDS = 10.0
+CLUSTER_SECONDS = 120.0
+KILLS = 4
+#: The firing in whose transaction a worker dies, after its redeliveries were written.
+FIRING = 20
+FULL_SECONDS = 10.0
+
+
+def down(seconds: float = 0.0, end: Callable[[EmbeddedBroker], None] = EmbeddedBroker.kill) -> Step:
+    """End the only broker, and start it again after a while."""
+
+    async def fault(stage: Stage, broker: EmbeddedBroker) -> None:
+        with stage.fault("cut", EVERYBODY):
+            await asyncio.to_thread(end, broker)
+            await stage.play(seconds)
+            await asyncio.to_thread(broker.start)
+
+    return fault
+
+
+def leader_killed(partition: int) -> Step:
+    """Kill the leader of a markers partition; the remaining brokers have everything that was acknowledged."""
+
+    async def fault(stage: Stage, cluster: BrokerCluster) -> None:
+        leader = await leader_of(stage, cluster, partition)
+        # The other brokers keep answering; clients of this one notice its end immediately.
+        with stage.fault("cut", EVERYBODY):
+            await asyncio.to_thread(cluster.kill, leader)
+            await stage.delivered_more()
+        await asyncio.to_thread(cluster.start, leader)
+
+    return fault
+
+
+async def leader_of(stage: Stage, cluster: BrokerCluster, partition: int) -> int:
+    topic, leaders = stage.settings.names.markers, list[int]()
+
+    async def led() -> bool:
+        leader = await cluster.leader_of(topic, partition)
+        leaders.extend([] if leader is None else [leader])
+        return bool(leaders)
+
+    await stage.until(led, f"{topic}/{partition} has a leader")
+    return leaders[0]
+
+
+async def too_few(stage: Stage, cluster: BrokerCluster) -> None:
+    """With one broker away, writes are refused; with two away, no broker leads."""
+    leader = await leader_of(stage, cluster, 0)
+    for gone in ([leader], [node for node in cluster.nodes if node != leader]):
+        with stage.fault("cut", EVERYBODY):
+            await asyncio.to_thread(cluster.kill, *gone)
+            await stage.play(TOO_FEW_SECONDS)
+            await asyncio.to_thread(cluster.start, *gone)
+        await stage.delivered_more(limit=CLUSTER_SECONDS)
+
+
+def everything_killed(start: str) -> Step:
+    """Kill a worker in a transaction, and all other processes right after that."""
+    options = ("--manner=hopeless", f"--start={start}")
+
+    async def fault(stage: Stage, _: Any) -> None:
+        stage.define(**FEW_ATTEMPTS)
+        data = [stage.folder / "data-1", stage.folder / "data-2"]
+        await stage.worker(data=data[1])
+        stage.load()
+        for _ in range(KILLS):
+            victim = await stage.worker(f"--die-in-transaction={FIRING}", data=data[0], ready=False)
+            await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
+            await stage.dead(victim)
+            await asyncio.gather(*[stage.kill(program) for program in stage.everybody if program.running])
+            await stage.worker(data=data[1], ready=False)
+        await stage.worker(data=data[0])
+        await stage.consumer(*options)
+
+    return fault
+
+
+async def no_message_is_dead_twice(stage: Stage, _: Any) -> None:
+    async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
+        ids = Counter([letter.id for queue in stage.queues async for letter in letters.peek(queue)])
+    twice = [id_ for id_, count in ids.items() if count > 1]
+    require(not twice, f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
+
+
+async def disk_full(stage: Stage, here: Any) -> None:
+    """The changelog has the whole table, so rows that the disk did not accept are not lost."""
+
+    async def stalled() -> bool:
+        return any(part["state"] != "owner" for part in await stage.partitions())
+
+    with stage.fault("cut", stage.workers[-1].name):
+        here.disk.fill()
+        await stage.until(stalled, "the worker notices that its disk is full")
+        await stage.play(FULL_SECONDS)
+        here.disk.free()
+    await stage.owned()
+
 
 REPLICAS = 3
 REPLICATED = begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
@@ -125,29 +404,107 @@ BROKERS = [
     Scenario("broker-restarted", [down(end=EmbeddedBroker.stop)] * 2, place=EmbeddedBroker),
     Scenario("broker-killed", [down()] * 2, place=EmbeddedBroker, quick=True),
     Scenario("broker-away", [down(30)], place=EmbeddedBroker),
-    Scenario(
-        "leader-killed", [steps.leader_killed(0), steps.leader_killed(1)], REPLICATED, partial(BrokerCluster, REPLICAS)
-    ),
+    Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, partial(BrokerCluster, REPLICAS)),
     Scenario(
         "too-few-brokers",
-        [steps.too_few],
+        [too_few],
         REPLICATED,
         partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
     ),
-    Scenario("everything-killed", [steps.everything_killed(MARKED)], steps.few_attempts),
+    Scenario("everything-killed", [everything_killed(MARKED)], None),
     Scenario(
-        "transactional-everything-killed",
-        [steps.everything_killed(TRANSACTIONAL)],
-        steps.few_attempts,
-        holds=steps.no_message_is_dead_twice,
+        "transactional-everything-killed", [everything_killed(TRANSACTIONAL)], None, holds=no_message_is_dead_twice
     ),
-    Scenario("worker-disk-full", [steps.disk_full], steps.on_the_small_disk, with_small_disk),
+    Scenario(
+        "worker-disk-full",
+        [disk_full],
+        lambda stage, here: begin(data=here.disk.path / "data")(stage, here),
+        with_small_disk,
+    ),
 ]
+
+# --- networks ---------------------------------------------------------------------------------------------------------
+
+#: Delay of each direction; a request and its response take twice as long.
+DELAY_SECONDS = 0.25
+#: Longer than leases and sessions.
+GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
+#: Maximum connection attempts of one process without a broker, in any second.
+MAX_ATTEMPTS = 5
+#: Less than a second, because attempts are limited when they begin and counted when the proxy accepts them: on a busy
+#: machine, the first of them up to half a second later.
+WINDOW_SECONDS = 0.5
+#: Maximum log lines of one process, on average.
+MAX_LINES_PER_SECOND = 2.0
+#: Time limit from the broker's start until all clients are connected: two pauses, on a busy machine.
+RETURN_SECONDS = 10.0
+
+
+async def start_behind_proxies(stage: Stage, here: Any) -> None:
+    """Start a worker, the load and two consumers; the worker, the load and the last consumer may have a proxy each."""
+    servers = {client: proxy.address for client, proxy in here.proxies.items()}
+    await stage.worker(MARQ_BOOTSTRAP_SERVERS=servers.get("WORKER", stage.servers))
+    stage.load(servers=servers.get("PRODUCER"))
+    await stage.consumer()
+    await stage.consumer(MARQ_BOOTSTRAP_SERVERS=servers.get("CONSUMER", stage.servers))
+    await stage.delivered_more()
+
+
+def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = False) -> Step:
+    """Disturb the connections of a client for a while.
+
+    Then the proxy delivers the data that it held, or the old connections turn out to be ``dead``.
+    """
+
+    async def fault(stage: Stage, here: Any) -> None:
+        proxy = here.proxies[client.upper()]
+        with stage.fault("cut", getattr(stage, f"{client}s")[-1].name):
+            disturb(proxy)
+            await stage.play(GONE_SECONDS)
+            if dead:
+                proxy.cut()
+            proxy.restore()
+
+    return fault
+
+
+async def reconnects_counted(stage: Stage, here: Any) -> None:
+    """A proxy counts all attempts, because it accepts connections even while the broker is down."""
+    with stage.fault("cut", EVERYBODY):
+        here.broker.kill()
+        began_s, before = time.monotonic(), {program: _lines(program) for program in stage.everybody}
+        await stage.play(GONE_SECONDS)
+        seconds, after = time.monotonic() - began_s, {program: _lines(program) for program in before}
+        await asyncio.to_thread(here.broker.start)
+    await stage.until(
+        lambda: all("broker reachable again" in program.log() for program in before),
+        "all clients have found the broker",
+        RETURN_SECONDS,
+    )
+    await stage.delivered_more()
+    for client, proxy in here.proxies.items():
+        attempts = [at_s - began_s for at_s in proxy.accepted_at if 0 <= at_s - began_s <= seconds]
+        require(attempts, f"{client} made no attempt")
+        times = " ".join(f"{at_s:.2f}" for at_s in attempts)
+        most = max(sum(first <= at_s < first + WINDOW_SECONDS for at_s in attempts) for first in attempts)
+        require(most <= MAX_ATTEMPTS, f"{client} made {most} attempts within {WINDOW_SECONDS} s: {times}")
+    for program, old in before.items():
+        new = after[program][len(old) :]
+        limit = MAX_LINES_PER_SECOND * seconds
+        require(len(new) <= limit, f"{program.name} wrote {len(new)} lines, such as {new[-1:]}")
+        for sentence in ("broker unreachable", "broker reachable again"):
+            count = program.log().count(sentence)
+            require(count == 1, f"{program.name} wrote {count} times {sentence!r}")
+
+
+def _lines(program: Program) -> Sequence[str]:
+    return program.log().splitlines()
+
 
 NO_ANSWER, NO_REQUEST = (lambda proxy: proxy.freeze("to client")), (lambda proxy: proxy.freeze("to broker"))
 #: How the network of one client is disturbed: the ways, and whether the connections are dead afterwards.
 DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
-    "slow-network": ([partial(Proxy.delay, seconds=steps.DELAY_SECONDS)], False),
+    "slow-network": ([partial(Proxy.delay, seconds=DELAY_SECONDS)], False),
     "cut-off": ([Proxy.cut], False),
     "half-open": ([NO_ANSWER, NO_REQUEST], True),
     "held-up": ([Proxy.freeze], False),
@@ -155,8 +512,8 @@ DISTURBANCES: dict[str, tuple[list[Callable[[Proxy], None]], bool]] = {
 NETWORKS = [
     Scenario(
         "reconnects-are-few",
-        [steps.reconnects_counted],
-        steps.start_behind_proxies,
+        [reconnects_counted],
+        start_behind_proxies,
         partial(behind_proxies, "PRODUCER", "CONSUMER", "WORKER"),
         quick=True,
     ),
@@ -164,7 +521,7 @@ NETWORKS = [
         Scenario(
             f"{client}-{name}",
             [disturbed(client, way, dead=dead) for way in ways],
-            steps.start_behind_proxies,
+            start_behind_proxies,
             partial(behind_proxies, client.upper()),
         )
         for client in ("consumer", "worker")
@@ -172,44 +529,201 @@ NETWORKS = [
     ],
 ]
 
-AHEAD, BACK = steps.AHEAD_SECONDS, steps.BACK_SECONDS
+# --- wrong wall clocks ------------------------------------------------------------------------------------------------
+
+AHEAD, BACK = 7200.0, -3600.0
+#: Long enough for leases to begin and end by the new clock.
+STAY_SECONDS = 2 * LEASE_SECONDS
+
+
+async def move(stage: Stage, clock: WallClock, seconds: float, target: str) -> None:
+    """Move a clock, and let messages pass."""
+    stage.note("info", "clock", target=target, seconds=seconds)
+    if target == EVERYBODY:
+        stage.move_brokers_clock(seconds, 2 * MOVE_SECONDS)
+    clock.move(seconds)
+    await stage.play(MOVE_SECONDS + STAY_SECONDS)
+    await stage.delivered_more()
+
+
+async def consumers_clock_moved(stage: Stage, _: Any) -> None:
+    """Clocks of clients are never compared with others."""
+    clock = WallClock(stage.folder / "clock")
+    moved = await stage.consumer(**clock.environment)
+    await stage.delivered_more()
+    for seconds in (AHEAD, BACK):
+        await move(stage, clock, seconds, moved.name)
+    # A consumer whose clock is wrong from the start, and which dies with messages in flight.
+    victim = await stage.consumer(**clock.environment)
+    await stage.delivered_more()
+    await stage.kill(victim)
+
+
+async def workers_clock_moved(stage: Stage, here: Any) -> None:
+    """Its tables contain times: it restarts with them and a clock that is an hour behind."""
+    clock = WallClock(stage.folder / "clock")
+    await begin(consumers=[()], **clock.environment)(stage, here)
+    for seconds in (AHEAD, BACK):
+        await move(stage, clock, seconds, stage.workers[-1].name)
+        await then(end("workers", -1), worker(again=True, **clock.environment))(stage, here)
+        await stage.delivered_more()
+
+
+def brokers_clock_moved(seconds: float) -> Step:
+    """The broker stamps all markers, so leases follow its clock alone."""
+    # The messages of a killed consumer must return although time has jumped.
+    return then(lambda stage, here: move(stage, here.clock, seconds, EVERYBODY), end("consumers", -1))
+
+
+#: Messages that are acquired or released between the jump and the next TICK return late by the size of the jump: no
+#: worker runs, so nothing can tell the jump from the passage of time.
+WITHOUT_A_WORKER = then(
+    FIRST_WORKER_STOPPED, lambda stage, here: move(stage, here.clock, 2 * AHEAD, EVERYBODY), worker(again=True)
+)
 CLOCKS = [
-    Scenario("consumer-clock-moved", [steps.consumers_clock_moved], begin(consumers=[()], more=False)),
-    Scenario("worker-clock-moved", [steps.workers_clock_moved], None),
-    Scenario(
-        "broker-clock-ahead",
-        [steps.brokers_clock_moved(AHEAD), steps.brokers_clock_moved_without_a_worker],
-        place=movable_broker,
-    ),
-    Scenario("broker-clock-back", [steps.brokers_clock_moved(BACK)], place=movable_broker),
+    Scenario("consumer-clock-moved", [consumers_clock_moved], begin(consumers=[()], some=0)),
+    Scenario("worker-clock-moved", [workers_clock_moved], None),
+    Scenario("broker-clock-ahead", [brokers_clock_moved(AHEAD), WITHOUT_A_WORKER], place=movable_broker),
+    Scenario("broker-clock-back", [brokers_clock_moved(BACK)], place=movable_broker),
 ]
 
-RANDOM = steps.random_consumer_and_worker_killed
-REJECTING, PATIENT = ["--manner=rejecting"], ["--manner=patient"]
-#: While messages are delayed, retried, dead-lettered, redriven, or delivered at most once.
+# --- while messages are delayed, retried, dead-lettered, redriven, or delivered at most once --------------------------
+
+#: Retries after a list of delays, after an exception's own delay, and a reject for another exception.
+RETRIES = {
+    "lines": 'backoff = [0.1, 0.4, 1]\nerrors = { TimeoutError = [0.7], ValueError = "reject" }\n',
+    "backoff": [1000, 2, 1000, False, [100, 400, 1000]],
+}
+FAILING, REJECTING, PATIENT = ["--manner=failing"], ["--manner=rejecting"], ["--manner=patient"]
+#: Lines for both queues: an at-most-once queue rejects messages after any exception, the other one after ValueError.
+AT_MOST_ONCE = {
+    "lines": QUICK_BACKOFF + 'errors = { ValueError = "reject" }\n',
+    "own": 'delivery = "at-most-once"\n',
+    "delivery": "at-most-once",
+}
+#: The points of an at-most-once queue, and after how many passes consumers die there.
+SPENDING = {
+    "after-acquire": 3, "after-commit": 3, "before-dispatch": 3, "after-dispatch": 3, "in-handler": 40,
+    "before-ack": 3,
+}  # fmt: skip
+#: Rate of a redrive: slow enough for a kill during it.
+LETTERS_IN_A_SECOND = 30
+AGAIN_S = 0.5
+QUEUE_DELAY_S = 1.5
+DELAYING = {"own": f"delay = {QUEUE_DELAY_S}\n", "delay_ms": int(QUEUE_DELAY_S * 1000)}
+
+
+def random_consumer_and_worker_killed(turn: int) -> Step:
+    """Kill a consumer and the worker; the worker keeps its data in the first turn only."""
+
+    async def random_consumer_killed(stage: Stage, _: Any) -> None:
+        consumers = [program for program in stage.consumers if program.running]
+        await stage.kill(random.Random(stage.seed + turn).choice(consumers))
+
+    lost = [data_lost] if turn else []
+    return then(random_consumer_killed, end("workers", -1), *lost, worker(again=True), consumer(*FAILING))
+
+
+async def redriven_under_a_kill(stage: Stage, here: Any) -> None:
+    for program in stage.consumers:
+        if program.running:
+            await stage.stop(program)
+    # It handles all redriven messages successfully.
+    await stage.consumer(*PATIENT)
+    await redriven(stage, here, killed=True)
+
+
+async def redriven(stage: Stage, here: Any, *, killed: bool = False) -> None:
+    """Redrive all dead letters; if ``killed``, kill and restart the worker meanwhile."""
+    async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
+        offsets_of: dict[str, list[int]] = defaultdict(list)
+        for queue in stage.queues:
+            async for letter in letters.peek(queue):
+                offsets_of[f"{stage.settings.names.dead_letters}/{letter.partition}"].append(letter.offset)
+        for source, offsets in offsets_of.items():
+            stage.note("invoke", "redrive", process="redriver", source=source, offsets=offsets)
+        redriving = asyncio.create_task(_redrive_all(letters, stage.queues))
+        if killed:
+            await stage.delivered_more(sum(map(len, offsets_of.values())) // 3)
+            await WORKER_KILLED(stage, here)
+        await stage.until(redriving.done, "all dead letters are redriven")
+        await redriving
+        for source, offsets in offsets_of.items():
+            stage.note("ok", "redrive", process="redriver", source=source, offsets=offsets)
+
+
+async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
+    while True:
+        try:
+            for queue in queues:
+                await letters.redrive(queue, rate=LETTERS_IN_A_SECOND)
+        except marq.BrokerUnavailable:
+            await asyncio.sleep(AGAIN_S)
+        else:
+            return
+
+
+async def abandoned_are_counted(stage: Stage, _: Any) -> None:
+    """Compare the worker's counts of the queue without ordering; a busy worker may not answer at once."""
+    counts: dict[str, float] = {}
+
+    async def answered() -> bool:
+        counts.update(await asyncio.to_thread(stage.workers[-1].row, QUEUE, "worker"))
+        return bool(counts)
+
+    await stage.until(answered, "the worker returns its counts")
+    sent = stage.accepted_by[QUEUE]
+    lost = sent - counts["acked"] - counts["dead_lettered"]
+    require(
+        0 < counts["abandoned"] == lost, f"{sent} sent, {lost} neither done nor dead, but the worker counts {counts}"
+    )
+
+
+#: A consumer dies before DISPATCH; then the worker in the transaction of its redeliveries.
+SPENT = dies_at("before-dispatch", 3, *PATIENT)
+RANDOM = random_consumer_and_worker_killed
 DELAYS = [
-    Scenario("mixed-at-random", [RANDOM(0)], retried(FEW), holds=steps.redriven, some=FEW, quick=True),
-    Scenario("delays-under-kills", [RANDOM(0), RANDOM(1)], retried(SOME), holds=steps.redriven_under_a_kill, some=SOME),
-    Scenario("delayed-broker-killed", [down()] * 2, mixed(delayed=1.0), EmbeddedBroker, some=SOME),
+    Scenario(
+        "mixed-at-random",
+        [RANDOM(0)],
+        begin((), [FAILING] * 2, mix={}, some=FEW, define=RETRIES),
+        holds=redriven,
+        some=FEW,
+        quick=True,
+    ),
+    Scenario(
+        "delays-under-kills",
+        [RANDOM(0), RANDOM(1)],
+        begin((), [FAILING] * 2, mix={}, some=FEWER, define=RETRIES),
+        holds=redriven_under_a_kill,
+        some=FEWER,
+    ),
+    Scenario(
+        "delayed-broker-killed",
+        [down()] * 2,
+        begin((), [()], mix={"delayed": 1.0}, some=FEWER),
+        EmbeddedBroker,
+        some=FEWER,
+    ),
     Scenario(
         "queue-with-delay-killed",
         # Only the queue's setting delays these records, which any producer may write.
-        [steps.consumer_replaced_by_another, steps.consumer_replaced_by_another, worker_killed()],
-        begin(define=steps.DELAYING, rate=100),
-        some=SOME,
+        [*[then(end("consumers", 0), consumer())] * 2, WORKER_KILLED],
+        begin(define=DELAYING, rate=100),
+        some=FEWER,
     ),
     Scenario(
         "at-most-once-killed",
         [dies_at(point, after, *REJECTING) for point, after in SPENDING.items()],
-        mixed(consumers=[REJECTING], some=0, delayed=0.0, with_ids=0.0, **AT_MOST_ONCE),
-        holds=steps.abandoned_are_counted,
+        begin((), [REJECTING], mix={"delayed": 0.0, "with_ids": 0.0}, some=0, define=AT_MOST_ONCE),
+        holds=abandoned_are_counted,
         some=FEW,
     ),
     Scenario(
         "at-most-once-worker-killed",
         # The redeliveries are of messages that no handler has seen.
-        [steps.spent("--die-in-transaction=1"), steps.spent()],
-        mixed(["--die-in-transaction=1"], [PATIENT], some=0, delayed=0.0, **AT_MOST_ONCE),
+        [then(SPENT, next_worker("--die-in-transaction=1")), then(SPENT, next_worker())],
+        begin(["--die-in-transaction=1"], [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
         some=FEW,
     ),
 ]

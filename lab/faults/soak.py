@@ -20,7 +20,7 @@ from typing import Any
 
 from lab.consumer import LEASE_SECONDS
 from lab.faults.scenario import Scenario, begin, play
-from lab.faults.steps import down
+from lab.faults.scenarios import down
 from lab.proof.evidence import EVERYBODY
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
@@ -129,7 +129,7 @@ def unbounded(samples: Sequence[dict[str, float]]) -> list[str]:
 async def run(minutes: float, seed: int) -> dict[str, Any]:
     """Play and judge the run."""
     soak = Soak(minutes, seed)
-    setup = begin(workers=2, more=False, rate=RATE)
+    setup = begin(workers=2, some=0, rate=RATE)
     result = await play(Scenario("soak", [soak.play], setup, EmbeddedBroker, some=0))
     grown = unbounded(soak.samples)
     wanted = ("accepted", "lost", "duplicates", "causes", "violations", "redelivered", "dead")

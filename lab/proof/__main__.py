@@ -6,7 +6,6 @@ Each finding is printed with the events that show it; the last line is one JSON 
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import sys
 import time
@@ -25,15 +24,11 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--findings", type=int, metavar="N", default=20, help="how many to print (default: 20)")
     given = parser.parse_args(arguments)
     began = time.monotonic()
-    # Nothing of a history is garbage before its end, and looking for it takes a third of the time.
-    gc.disable()
     try:
         report = check(read(given.files))
     except (MalformedHistory, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    finally:
-        gc.enable()
     shown = report.findings[: given.findings]
     if shown:
         print("\n".join(told(shown, read(given.files))))

@@ -59,7 +59,7 @@ def _taken_at(trail: Trail, holder: str) -> int:
     """
     requests = [number for number, taker in trail.acquires if taker == holder]
     deliveries = [delivery.number for delivery in trail.deliveries if delivery.holder == holder]
-    markers = [number for number, taker in trail.acquired_by if taker == holder]
+    markers = [number for _, number, taker in trail.acquired if taker == holder]
     return min(requests or [*deliveries, *markers], default=min(trail.events))
 
 
@@ -128,7 +128,7 @@ def why_done_and_dead(
     A redelivery of an aborted transaction has its own end. Otherwise no ack came in time, or the ack came for a record
     that was read again after its end.
     """
-    if any(trail.acquired_at and not trail.committed for trail in trails):
+    if any(trail.acquired and not trail.committed for trail in trails):
         return Why.ABORTED_COPY
     finished = [trail.key for trail in trails if trail.said & ACK]
     return next((why[key] for key in finished for why in (expiries, read_again) if key in why), None)

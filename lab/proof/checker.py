@@ -66,23 +66,21 @@ from lab.proof.causes import (
     why_expired,
     why_read_again,
 )
-from lab.proof.copies_and_answers import judge_answers, judge_copies, judge_duplicate, judge_ids
-from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
-from lab.proof.expiry import judge_expiry_of_decision, judge_expiry_of_deliveries, judge_expiry_of_fact
-from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, Key
-from lab.proof.history import LEFT_OUT, Event
-from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
-from lab.proof.sends import judge_sends
-from lab.proof.states import ABANDONED, CANCELLED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Standing
-from lab.proof.tracker_decisions import (
+from lab.proof.decisions import (
     HEADER_ROOM_BYTES,
     LOST_VALUES,
     MESSAGE_EXPIRED,
     decided_on,
     judge_decision,
+    judge_expiry_of_deliveries,
     judge_fact,
 )
+from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
+from lab.proof.findings import Report
+from lab.proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Key
+from lab.proof.history import LEFT_OUT, Event
+from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
+from lab.proof.messages import judge_answers, judge_copies, judge_duplicate, judge_ids, judge_sends
 from marq.wire.markers import ANY_QUEUE
 from marq.wire.names import is_synthetic
 
@@ -104,8 +102,9 @@ class _Verdict:
         self._evidence = evidence
         self._report = evidence.report
         self._find = evidence.report.find
-        self._trails = evidence.trails
-        self._messages = Messages(evidence)
+        #: The records of each message.
+        self._messages = messages_of(evidence)
+        self._message_of = {trail.key: message for message, trails in self._messages.items() for trail in trails}
         #: Why leases ended, and why records were delivered more than once.
         self._expiries: dict[Key, Why] = {}
         self._read_again: dict[Key, Why] = {}
@@ -115,17 +114,27 @@ class _Verdict:
     def give(self) -> Report:
         report, evidence = self._report, self._evidence
         report.events = evidence.number
-        for trail in self._trails.values():
+        for trail in evidence.trails.values():
             self._judge_record(trail)
         judge_sends(evidence)
-        for message, trails in self._messages.trails.items():
+        for message, trails in self._messages.items():
             self._judge_message(message, trails)
         self._judge_ends()
-        self._judge_redrives()
+        for place in evidence.redriven:
+            trails = [trail for trail in evidence.places.get(place, ()) if trail.redriven]
+            if {fact.kind for trail in trails for fact in trail.facts} != {DELIVERED}:
+                self._find("redriven", f"{place}: was reported as redriven, and was not", events_of(trails))
         judge_quarantine(evidence)
         judge_lines(evidence)
-        judge_ids(report, evidence.logs)
+        judge_ids(evidence)
         return report
+
+    def _may_be(self, queue: str, setting: str, default: Any = None) -> set[Any]:
+        """Return the values that a setting of a queue may have had."""
+        return {settings.get(setting, default) for settings in self._evidence.settings_of(queue)}
+
+    def _is_spent(self, queue: str) -> bool:
+        return "at-most-once" in self._may_be(queue, "delivery")
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -148,23 +157,23 @@ class _Verdict:
             self._judge_deliveries(trail)
         self._judge_outcomes(trail)
         for decision in trail.decisions:
-            limits = self._limits_of(trail, decision.version)
-            judge_decision(report, trail, decision, evidence.log(decision.log), limits)
-            judge_expiry_of_decision(report, evidence, trail, decision)
-        if trail.facts:
-            self._judge_fact(trail, trail.facts[0])
+            judge_decision(evidence, trail, decision)
+        for fact in trail.facts[:1]:
+            self._judge_fact(trail, fact)
         for fact in trail.facts[1:]:
             first = trail.facts[0]
             self._find("fired-twice", f"{trail}: facts at {first.offset} and {fact.offset}", trail.events)
         self._judge_deaths(trail)
-        judge_expiry_of_deliveries(report, evidence, trail)
+        judge_expiry_of_deliveries(evidence, trail)
         judge_answers(report, trail, [trail])
-        if trail.deliver_at_ms is not None and trail.began and trail.deliveries:
-            self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
-        if trail.deliveries and self._evidence.is_purged_unread(trail):
-            self._find("purged", f"{trail}: delivered, although it was purged", trail.events)
-        if trail.deliveries and self._is_spent(trail.queue):
-            self._judge_spent(trail)
+        for delivery in trail.deliveries[:1]:
+            if trail.deliver_at_ms is not None and trail.began:
+                self._find("early", f"{trail}: delivered, although due at {trail.deliver_at_ms}", trail.events)
+            if evidence.is_purged_unread(trail):
+                self._find("purged", f"{trail}: delivered, although it was purged", trail.events)
+            if self._is_spent(trail.queue) and (trail.spent_at is None or trail.spent_at > delivery.number):
+                text = f"{trail}: delivered by event {delivery.number}, dispatched by {trail.spent_at}"
+                self._find("dispatched", text, trail.events)
         self._judge_delay(trail)
         if trail.redriven:
             self._judge_redriven(trail)
@@ -178,31 +187,21 @@ class _Verdict:
         else:
             self._read_again[trail.key] = why
 
-    def _judge_spent(self, trail: Trail) -> None:
-        seen = trail.deliveries[0].number
-        if trail.spent_at is None or trail.spent_at > seen:
-            self._find(
-                "dispatched", f"{trail}: delivered by event {seen}, dispatched by {trail.spent_at}", trail.events
-            )
-
     def _judge_delay(self, trail: Trail) -> None:
         """Judge the delay that the queue's settings give a record; the sender's takes precedence."""
-        versions = self._evidence.versions.values()
-        delays_ms = {_of(version, trail.queue).get("delay_ms", 0) for version in versions} or {0}
+        delays_ms = self._may_be(trail.queue, "delay_ms", 0)
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         if any(what == LEFT_OUT for _, what in trail.contents):
             return
         first = next((standing for _, standing in trail.changes), None)
         dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
-        wrong = first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)
-        if trail.deliveries or wrong:
+        if trail.deliveries or (first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)):
             self._find("early", f"{trail}: its queue delays it until {dues_ms}, it stood {first}", trail.events)
 
     def _judge_redriven(self, trail: Trail) -> None:
-        letter, report = self._evidence.letters.get(trail.place), self._report
-        delivered = [fact for fact in trail.facts if fact.kind == DELIVERED]
-        report.redriven += bool(delivered)
+        letter = self._evidence.letters.get(trail.place)
+        self._report.redriven += any(fact.kind == DELIVERED for fact in trail.facts)
         if letter is None:
             self._find("redriven", f"{trail}: the dead letter is missing", trail.events)
         elif (letter["id"], letter["content"]) != (trail.id, trail.content):
@@ -213,13 +212,9 @@ class _Verdict:
         if len({*settled}) != 1 or len(settled) > max(1, self._evidence.owners[trail.log]):
             self._find("redriven", f"{trail}: its notes are {settled}", trail.events)
 
-    def _is_spent(self, queue: str) -> bool:
-        versions = self._evidence.versions.values()
-        return any(_of(version, queue).get("delivery") == "at-most-once" for version in versions)
-
     def _judge_contents(self, trail: Trail) -> None:
         for number, what in trail.contents:
-            if what == LEFT_OUT and not any(fact.kind in (REDELIVERED, DELIVERED) for fact in trail.facts):
+            if what == LEFT_OUT and not any(fact.kind in COPIED for fact in trail.facts):
                 # A dead letter that names its record. Whether the record is too large is judged with the fact.
                 continue
             attempt = what.startswith("attempt")
@@ -238,22 +233,14 @@ class _Verdict:
         if missing := trail.confirmed & ~trail.written:
             self._find("not-durable", f"{trail}: {_names(missing)} not in the log", trail.events)
 
-    def _limits_of(self, trail: Trail, version: int | None) -> set[int]:
-        """Return the possible max_attempts: of a tracker's version, or of all published versions."""
-        versions = self._evidence.versions
-        chosen = [versions[version]] if version in versions else versions.values()
-        return {_of(version, trail.queue).get("max_attempts", DEFAULT_LIMIT) for version in chosen} or {DEFAULT_LIMIT}
-
     def _judge_fact(self, trail: Trail, fact: TrackerFact) -> None:
         evidence, report = self._evidence, self._report
-        if fact.kind == REDELIVERED:
-            report.redelivered += 1
         expired = fact.cause == MESSAGE_EXPIRED
+        report.redelivered += fact.kind == REDELIVERED
         report.message_expired += expired
         report.cancelled += fact.kind == CANCELLED and not expired
         report.abandoned += fact.kind == ABANDONED
-        judge_fact(report, trail, fact, evidence.logs[fact.log], self._limits_of(trail, None))
-        judge_expiry_of_fact(report, evidence, trail, fact)
+        judge_fact(evidence, trail, fact)
         limit = evidence.limit
         if fact.cause == "TOO_LARGE" and limit is not None and trail.size + HEADER_ROOM_BYTES < limit:
             self._find("dead-letter", f"{trail}: {trail.size} bytes are not too large", trail.events)
@@ -264,47 +251,34 @@ class _Verdict:
             self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
-        elif fact.kind == DELIVERED and self._is_left_once(trail):
+        elif fact.kind == DELIVERED and trail.deliveries and len(self._may_be(trail.queue, "expires_after_ms")) > 1:
+            # A consumer left the message with its tracker, and one that read it again delivered it: its offset was not
+            # committed, and the setting was changed between the two reads.
             self._expiries[trail.key] = Why.NOT_COMMITTED
 
-    def _is_left_once(self, trail: Trail) -> bool:
-        """Whether a consumer left a message with its tracker, and one that read it again delivered it.
-
-        Its offset was not committed, and the queue's ``expires_after`` was changed between the two reads.
-        """
-        versions = self._evidence.versions.values()
-        changed = len({_of(version, trail.queue).get("expires_after_ms") for version in versions}) > 1
-        return changed and bool(trail.deliveries)
-
     def _judge_expiry(self, trail: Trail, fact: TrackerFact) -> None:
+        """Judge why a lease ended, and whether its holder noticed that, no later than the tracker."""
         evidence = self._evidence
         decided = decided_on(trail, fact, evidence.logs[fact.log])
-        holder = decided[0].holder if decided is not None else ""
-        until = decided[1] if decided is not None else fact.offset
-        trail.read_again = any(offset >= until for offset in trail.acquired_at)
+        holder, until = (decided[0].holder, decided[1]) if decided is not None else ("", fact.offset)
+        trail.read_again = any(offset >= until for offset, _, _ in trail.acquired)
         why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
         if why is None:
             self._find("unexplained", f"{trail}: its lease ended without a cause", trail.events)
         else:
             self._expiries[trail.key] = why
             self._report.expiries[int(why)] += 1
-        self._judge_notice(trail, fact, holder)
-
-    def _judge_notice(self, trail: Trail, fact: TrackerFact, holder: str) -> None:
-        """Judge whether the holder noticed the end of its lease, no later than the tracker."""
         late = trail.acked_at is not None and trail.acked_at > fact.offset
         # If it was read again after the decision, its consumer does not learn that its ACQUIRE has no effect.
-        if not late or trail.read_again or holder not in trail.settled_by:
-            return
-        names = (fact.log, self._evidence.process_of.get(holder, ""))
-        befell = {op for name in names for op in self._evidence.befell(name)}
-        if not befell & {"clock", "step"}:
-            text = f"{trail}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
-            self._find("lease-not-noticed", text, trail.events)
+        if late and not trail.read_again and holder in trail.settled_by:
+            befell = evidence.befell(fact.log) | evidence.befell(evidence.process_of.get(holder, ""))
+            if not befell & {"clock", "step"}:
+                text = f"{trail}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
+                self._find("lease-not-noticed", text, trail.events)
 
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
-        wanted = {_of(version, trail.queue).get("dead_letter", True) for version in self._evidence.versions.values()}
+        wanted = self._may_be(trail.queue, "dead_letter", default=True)
         if any(fact.cause in (*LOST_VALUES, MESSAGE_EXPIRED) for fact in dead):
             # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
             wanted = {True}
@@ -326,7 +300,7 @@ class _Verdict:
         report.acked += any(trail.acked_at is not None for trail in trails)
         if any(trail.ended for trail in trails):
             self._done.add(message)
-        root = self._trails.get(message)
+        root = self._evidence.trails.get(message)
         if root is None or not root.began:
             self._find("from-nowhere", f"{trails[0]}: its id is {message[1]}, not a message", events_of(trails))
             return
@@ -335,31 +309,29 @@ class _Verdict:
         self._judge_dead(root, trails)
 
     def _judge_duplicates(self, root: Trail, trails: list[Trail]) -> None:
+        evidence, events = self._evidence, events_of(trails)
         delivered = sum(len(trail.deliveries) for trail in trails)
-        in_place = [redelivered_in_place(self._evidence, trail) for trail in trails]
+        in_place = [redelivered_in_place(evidence, trail) for trail in trails]
         surplus = delivered - 1 - deliveries_asked_for(trails) - sum(asked for asked, _ in in_place)
         if surplus <= 0:
             return
         self._report.duplicates += surplus
-        if self._is_spent(trails[0].queue) and not self._is_clock_wrong(trails):
-            self._find("dispatched", f"{root}: delivered {delivered} times", events_of(trails))
+        # A lease may have ended by a log's clock but not by its holder's, before its DISPATCH.
+        logs = {trail.log for trail in trails for fact in trail.facts if fact.cause == "EXPIRED"}
+        if self._is_spent(trails[0].queue) and not any(evidence.befell(log) & {"clock", "step"} for log in logs):
+            self._find("dispatched", f"{root}: delivered {delivered} times", events)
         causes = why_delivered_again(trails, self._expiries, self._read_again)
         causes += [why for _, whys in in_place for why in whys]
         if len(causes) < surplus:
             text = f"{root}: delivered {delivered} times, {len(causes)} of {surplus} duplicates have a cause"
-            self._find("unexplained", text, events_of(trails))
+            self._find("unexplained", text, events)
         self._report.causes.update(int(why) for why in causes[:surplus])
-
-    def _is_clock_wrong(self, trails: list[Trail]) -> bool:
-        """Whether a lease may have ended by a log's clock but not by its holder's, before its DISPATCH."""
-        logs = {trail.log for trail in trails for fact in trail.facts if fact.cause == "EXPIRED"}
-        return any(self._evidence.befell(log) & {"clock", "step"} for log in logs)
 
     def _judge_dead(self, root: Trail, trails: list[Trail]) -> None:
         """Allow one dead letter, and one more for each redrive and each acquired copy of an aborted transaction."""
         letters = sum(len(trail.deaths) for trail in trails)
         redriven = sum(trail.redriven for trail in trails)
-        aborted = sum(bool(trail.acquired_at) and not trail.committed for trail in trails)
+        aborted = sum(bool(trail.acquired) and not trail.committed for trail in trails)
         self._report.dead_twice += max(0, letters - 1 - redriven)
         if letters > 1 + redriven + aborted:
             text = f"{root}: {letters} dead letters, {redriven} redrives, {aborted} aborted copies"
@@ -373,82 +345,62 @@ class _Verdict:
     def _judge_ends(self) -> None:
         """Judge that each record has ended, and each message at least once."""
         evidence, report = self._evidence, self._report
-        for trail in self._trails.values():
+        for trail in evidence.trails.values():
             # The dead letter was settled before the redrive.
             if not trail.id or trail.ended or trail.duplicate or (trail.redriven and not trail.changes):
                 continue
-            standing = evidence.logs[trail.log].open.get(trail.key) if trail.log else None
+            log = evidence.logs[trail.log] if trail.log else None
+            standing, message = log.open.get(trail.key) if log is not None else None, self._message_of[trail.key]
             if is_stranded(evidence, trail, standing):
                 report.stranded += 1
-                self._done.add(self._messages.of(trail))
-            elif standing is not None and _is_far(standing, evidence.logs[trail.log].now_ms):
+            elif log is not None and standing is not None:
+                if standing.state != DELAYED or standing.due_ms <= log.now_ms:
+                    self._find("not-drained", f"{trail}: open at the end, {standing}", trail.events)
+                    continue
+                # It is delayed past the end of the history.
                 report.waiting += 1
-                self._done.add(self._messages.of(trail))
-            elif standing is None and evidence.is_purged_unread(trail):
+            elif evidence.is_purged_unread(trail):
                 report.purged += trail.committed
-                self._done.add(self._messages.of(trail))
-            elif standing is None and trail.offset < evidence.starts.get(trail.source, 0):
-                if trail.committed:
-                    self._judge_unread(trail)
-            elif standing is not None or trail.committed:
-                self._find("not-drained", f"{trail}: {_state(standing)}", trail.events)
-        for message, trails in self._messages.trails.items():
+            elif not trail.committed:
+                continue
+            elif trail.offset >= evidence.starts.get(trail.source, 0):
+                self._find("not-drained", f"{trail}: never read", trail.events)
+                continue
+            else:
+                report.expired_unread += message not in self._done
+                if not any(start <= trail.offset < end for start, end in evidence.skipped[trail.source]):
+                    self._find(
+                        "silent", f"{trail}: removed before it was read, and no consumer reports it", trail.events
+                    )
+            self._done.add(message)
+        for message, trails in self._messages.items():
             if message not in self._done and any(trail.committed and not trail.duplicate for trail in trails):
                 report.lost += 1
                 text = f"{message[1]} of {message[0]} is neither acknowledged nor dead"
                 self._find("lost", text, events_of(trails))
-
-    def _judge_redrives(self) -> None:
-        for place in self._evidence.redriven:
-            trails = [trail for trail in self._evidence.places.get(place, ()) if trail.redriven]
-            if {fact.kind for trail in trails for fact in trail.facts} != {DELIVERED}:
-                self._find("redriven", f"{place}: was reported as redriven, and was not", events_of(trails))
-
-    def _judge_unread(self, trail: Trail) -> None:
-        if self._messages.of(trail) not in self._done:
-            self._report.expired_unread += 1
-            self._done.add(self._messages.of(trail))
-        if not any(start <= trail.offset < end for start, end in self._evidence.skipped[trail.source]):
-            self._find("silent", f"{trail}: removed before it was read, and no consumer reports it", trail.events)
-
-
-def _is_far(standing: Standing, now_ms: int) -> bool:
-    """Whether a message is delayed past the end of the history."""
-    return standing.state == DELAYED and standing.due_ms > now_ms
 
 
 def _names(bits: int) -> str:
     return ", ".join(name for name, bit in BITS.items() if bits & bit)
 
 
-def _of(settings: dict[str, dict[str, Any]], queue: str) -> dict[str, Any]:
-    return settings.get(queue) or settings.get(EVERYBODY) or {}
-
-
-def _state(standing: Standing | None) -> str:
-    return "never read" if standing is None else f"open at the end, {standing}"
-
-
-class Messages:
-    """All messages of a history: the record that began each, its redeliveries, and its redriven dead letters."""
-
-    def __init__(self, evidence: Evidence) -> None:
-        self._evidence = evidence
-        #: The queues of dead letters that were redriven, by the queue that they were sent to and the message's id.
-        self._origins: dict[Key, str] = {}
-        trails = [trail for trail in evidence.trails.values() if trail.id]
-        for trail in trails:
-            if trail.redriven and trail.place in evidence.letters:
-                self._origins[trail.queue, trail.id] = evidence.letters[trail.place]["queue"]
-        self.trails: dict[Key, list[Trail]] = {}
-        for trail in trails:
-            self.trails.setdefault(self.of(trail), []).append(trail)
-
-    def of(self, trail: Trail) -> Key:
-        """Return the message of a record: of its own queue, or else of the queue that it comes from."""
-        began = [first.queue for first in self._evidence.places.get(trail.id, ()) if first.began]
-        origin = self._origins.get((trail.queue, trail.id), "")
-        return next((queue for queue in (trail.queue, origin) if queue in began), (began or [trail.queue])[0]), trail.id
+def messages_of(evidence: Evidence) -> dict[Key, list[Trail]]:
+    """Return all messages: the record that began each, its redeliveries, and its redriven dead letters."""
+    trails = [trail for trail in evidence.trails.values() if trail.id]
+    #: The queues of dead letters that were redriven, by the queue that they were sent to and the message's id.
+    origins = {
+        (trail.queue, trail.id): evidence.letters[trail.place]["queue"]
+        for trail in trails
+        if trail.redriven and trail.place in evidence.letters
+    }
+    messages: dict[Key, list[Trail]] = {}
+    for trail in trails:
+        # It is a message of its own queue, or else of the queue that it comes from.
+        began = [first.queue for first in evidence.places.get(trail.id, ()) if first.began]
+        wanted = (trail.queue, origins.get((trail.queue, trail.id), ""))
+        queue = next((queue for queue in wanted if queue in began), (began or [trail.queue])[0])
+        messages.setdefault((queue, trail.id), []).append(trail)
+    return messages
 
 
 def judge_quarantine(evidence: Evidence) -> None:

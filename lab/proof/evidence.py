@@ -6,20 +6,19 @@ log, or of one process, are in order.
 
 from __future__ import annotations
 
+import gc
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, DEFAULT_WINDOW_MS, Fold, Key
+from lab.proof.fold import DEFAULT_LIMIT, FACTS, Fold, Key, Settings, Standing
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
-from lab.proof.states import FACTS, Standing
-from marq.settings.backoff import Backoff
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
 from marq.wire.names import is_synthetic
@@ -170,10 +169,8 @@ class Trail:
     changes: list[tuple[int, Standing | None]] = field(default_factory=list)
     acked_at: int | None = None
     facts: tuple[TrackerFact, ...] = ()
-    #: Offsets of its ACQUIREs; and whether one came after the tracker had decided.
-    acquired_at: tuple[int, ...] = ()
-    #: Event and holder of each ACQUIRE in the log.
-    acquired_by: tuple[tuple[int, str], ...] = ()
+    #: Offset, event and holder of each ACQUIRE in the log; and whether one came after the tracker had decided.
+    acquired: tuple[tuple[int, int, str], ...] = ()
     read_again: bool = False
     decisions: tuple[Decision, ...] = ()
     deaths: tuple[Event, ...] = ()
@@ -214,6 +211,10 @@ class Trail:
     @property
     def source(self) -> str:
         return self.place.rpartition("/")[0]
+
+    @property
+    def topic(self) -> str:
+        return self.place.rsplit("/", 2)[0]
 
     @property
     def offset(self) -> int:
@@ -286,30 +287,15 @@ class MarkersClock:
         return max(last_ms, *self.now_ms[max(start - 1, 0) : end], 0)
 
 
-@dataclass(slots=True, eq=False)
-class Ticks:
-    """The TICKs of one holder in one log, in order."""
-
-    offsets: list[int] = field(default_factory=list)
-    clocks: list[int] = field(default_factory=list)
-
-    def before(self, offset: int) -> tuple[int, int] | None:
-        index = bisect_left(self.offsets, offset) - 1
-        return None if index < 0 else (self.offsets[index], self.clocks[index])
-
-    def at(self, offset: int) -> int | None:
-        index = bisect_right(self.offsets, offset) - 1
-        return self.clocks[index] if index >= 0 and self.offsets[index] == offset else None
-
-
 class MarkersLog(Fold):
     """A fold that notes each change in the trail of its record."""
 
     def __init__(self, name: str, evidence: Evidence) -> None:
-        super().__init__(evidence.backoffs_of, evidence.limits_of, evidence.window_of)
+        super().__init__(evidence.settings_of)
         self.name = name
-        self.ticks: dict[str, Ticks] = {}
         self.clock = MarkersClock()
+        #: Of each holder's TICKs, the offsets and the log's clock.
+        self._ticks: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.unreadable: dict[int, str] = {}
         self.halted = ""
         self._trail_of = evidence.trail
@@ -338,9 +324,18 @@ class MarkersLog(Fold):
 
     def tick(self, event: Event) -> None:
         super().tick(event)
-        ticks = self.ticks.setdefault(event["holder"], Ticks())
-        ticks.offsets.append(event["offset"])
-        ticks.clocks.append(self.now_ms)
+        self._ticks[event["holder"]].append((event["offset"], self.now_ms))
+
+    def tick_before(self, holder: str, offset: int) -> tuple[int, int] | None:
+        """Return offset and clock of a holder's last TICK before an offset."""
+        ticks = self._ticks.get(holder, [])
+        index = bisect_left(ticks, (offset,))
+        return ticks[index - 1] if index else None
+
+    def clock_of_tick(self, holder: str, offset: int | None) -> int | None:
+        """Return the clock of a holder's TICK at an offset; None if there is none."""
+        tick = None if offset is None else self.tick_before(holder, offset + 1)
+        return tick[1] if tick is not None and tick[0] == offset else None
 
 
 def last_standing(trail: Trail) -> Standing | None:
@@ -355,7 +350,6 @@ def events_of(trails: Iterable[Trail]) -> list[int]:
 
 #: Requests that may end a message.
 _FINISHING = (ACK, RELEASE, REJECT)
-_FAULTS = ("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets")
 
 
 class Evidence:
@@ -377,7 +371,7 @@ class Evidence:
         #: Likewise of purges that have ended messages in flight.
         self.purges_in_flight: dict[tuple[str, str], int] = {}
         #: Published versions: settings by queue; and queues that changed their groups.
-        self.versions: dict[int, dict[str, dict[str, Any]]] = {}
+        self.versions: dict[int, dict[str, Settings]] = {}
         self.moved: set[str] = set()
         #: Queues with ordering; and the RESUMEs by queue and source: the offset of each, and where it resumes from.
         self.ordered: set[str] = set()
@@ -404,16 +398,13 @@ class Evidence:
         self._open_calls: dict[tuple[str, str], SendCall] = {}
         self._version_of: dict[str, int] = {}
         self._fenced_at: dict[tuple[str, str], int] = {}
-        self._backoffs: dict[str, list[Backoff]] = {}
-        #: All values of max_attempts so far, by queue.
-        self._limits: dict[str, list[int]] = {}
 
     def take(self, event: Event) -> None:
-        handle = _HANDLERS.get(event["op"])
+        handle = getattr(self, f"_take_{_ALIASES.get(event['op'], event['op'])}", None)
         try:
             if handle is None:
                 raise ValueError(f"unknown op {event['op']!r}")
-            handle(self, event)
+            handle(event)
         except (KeyError, TypeError, ValueError) as error:
             self.report.find("malformed", f"event {self.number}: {error!r}", [self.number])
         self.number += 1
@@ -428,7 +419,7 @@ class Evidence:
 
     # --- senders and consumers ----------------------------------------------------------------------------------------
 
-    def _send(self, event: Event) -> None:
+    def _take_send(self, event: Event) -> None:
         process, message = event["process"], event["message"]
         if event["type"] == "invoke":
             call = SendCall(process, message, event.get("topic", event["queue"]), event["content"], [self.number])
@@ -453,7 +444,7 @@ class Evidence:
     def _trail_of(self, event: Event, place: str) -> Trail:
         return self.trail((intern(event["queue"]), place))
 
-    def _write(self, event: Event) -> None:
+    def _take_write(self, event: Event) -> None:
         """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
         type_, bit = event["type"], BITS.get(event["op"], 0)
         holder, number = intern(event["holder"]), self.number
@@ -482,7 +473,7 @@ class Evidence:
                 if bit == ACK and offset not in lost:
                     trail.settled_by += (holder,)
 
-    def _ask(self, event: Event) -> None:
+    def _take_request(self, event: Event) -> None:
         """Note that a client cancels or reschedules messages."""
         kind, bit, holder = event["op"].upper(), BITS[event["op"]], event["holder"]
         outcomes = event.get("outcomes", ()) if event["type"] == "ok" else ()
@@ -493,7 +484,7 @@ class Evidence:
             if outcomes:
                 trail.told += (Told(kind, holder, outcomes[index], -1, self.number),)
 
-    def _deliver(self, event: Event) -> None:
+    def _take_deliver(self, event: Event) -> None:
         trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
         place = event.get("log_end"), event.get("time_ms", -1)
@@ -504,24 +495,24 @@ class Evidence:
         self.process_of.setdefault(event["holder"], event["process"])
         self.report.delivered += 1
 
-    def _redrive(self, event: Event) -> None:
+    def _take_redrive(self, event: Event) -> None:
         if event["type"] == "ok":
             self.redriven += [f"{event['source']}/{offset}" for offset in event["offsets"]]
 
-    def _hang(self, event: Event) -> None:
+    def _take_hang(self, event: Event) -> None:
         trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
         trail.hung = True
 
-    def _skip(self, event: Event) -> None:
+    def _take_skipped(self, event: Event) -> None:
         self.skipped[event["source"]].append((event["start"], event["end"]))
 
-    def _fault(self, event: Event) -> None:
+    def _take_fault(self, event: Event) -> None:
         self.processes[event["target"]].suffer(self.number, event["type"], event["op"])
 
     # --- trackers -----------------------------------------------------------------------------------------------------
 
-    def _own(self, event: Event) -> None:
+    def _take_own(self, event: Event) -> None:
         self.process_of.setdefault(event["holder"], event["process"])
         self._fenced_at[event["holder"], event["log"]] = event["fenced_at"]
         self.owners[event["log"]] += 1
@@ -530,7 +521,7 @@ class Evidence:
             text = f"{event['log']}: {event['process']} reads from {event['position']}, the log begins at {start}"
             self.report.find("position-lost", text, [self.number])
 
-    def _settings(self, event: Event) -> None:
+    def _take_settings(self, event: Event) -> None:
         version = event["version"]
         if "queues" not in event:
             self._version_of[event["process"]] = version
@@ -538,13 +529,6 @@ class Evidence:
         before = self.versions.get(max(self.versions, default=-1), {})
         self.versions[version] = event["queues"]
         for queue, settings in event["queues"].items():
-            backoff = Backoff(*settings["backoff"])
-            known = self._backoffs.setdefault(queue, [])
-            if backoff not in known:
-                known.append(backoff)
-            limits = self._limits.setdefault(queue, [])
-            if (limit := settings.get("max_attempts", DEFAULT_LIMIT)) not in limits:
-                limits.append(limit)
             if settings.get("ordering") == "key" or settings.get("by_key"):
                 self.ordered.add(queue)
             if settings.get("by_key") and settings.get("ordering") != "key":
@@ -552,7 +536,7 @@ class Evidence:
             if queue in before and before[queue].get("group") != settings.get("group"):
                 self.moved.add(queue)
 
-    def _fire(self, event: Event) -> None:
+    def _take_fire(self, event: Event) -> None:
         if event["type"] != "invoke":
             return
         holder, log = event["holder"], event["log"]
@@ -566,12 +550,12 @@ class Evidence:
         trail.events.append(self.number)
         trail.decisions += (decision,)
 
-    def _halt(self, event: Event) -> None:
+    def _take_halt(self, event: Event) -> None:
         self.log(event["log"]).halted = event["reason"]
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
-    def _record(self, event: Event) -> None:
+    def _take_record(self, event: Event) -> None:
         place = f"{event['process']}/{event['offset']}"
         trail = self._trail_of(event, place)
         trail.events.append(self.number)
@@ -586,7 +570,7 @@ class Evidence:
         trail.line = event.get("line", "")
         trail.committed = event["type"] == "ok"
 
-    def _dead(self, event: Event) -> None:
+    def _take_dead(self, event: Event) -> None:
         if event["type"] != "ok":
             return
         self.letters[f"{event['process']}/{event['offset']}"] = event
@@ -595,20 +579,20 @@ class Evidence:
         trail.deaths += (event,)
         trail.say_content(self.number, event["content"])
 
-    def _note(self, event: Event) -> None:
+    def _take_note(self, event: Event) -> None:
         if event["became"] in (Disposition.REDRIVEN, Disposition.DELETED):
             for offset in event["offsets"]:
                 self.settled[f"{event['process']}/{offset}"].append(event["became"])
 
-    def _quarantine(self, event: Event) -> None:
+    def _take_quarantine(self, event: Event) -> None:
         if event["type"] == "ok":
             self.quarantined[event["origin"]].append(event["content"])
 
-    def _truncate(self, event: Event) -> None:
+    def _take_truncate(self, event: Event) -> None:
         self.starts[event["process"]] = event["offset"]
         self.truncations[event["process"]].append((self.number, event["offset"]))
 
-    def _limit(self, event: Event) -> None:
+    def _take_limit(self, event: Event) -> None:
         self.limit = event["bytes"]
 
     def log(self, name: str) -> MarkersLog:
@@ -617,18 +601,16 @@ class Evidence:
             log = self.logs[name] = MarkersLog(name, self)
         return log
 
-    def backoffs_of(self, queue: str) -> list[Backoff]:
-        return self._backoffs.get(queue) or self._backoffs.get(EVERYBODY) or [Backoff()]
+    def settings_of(self, queue: str, version: int | None = None) -> list[Settings]:
+        """Return a queue's settings: of a version that a tracker uses, or all that it may have had."""
+        chosen = [self.versions[version]] if version in self.versions else self.versions.values()
+        return [settings.get(queue) or settings.get(EVERYBODY) or {} for settings in chosen] or [{}]
 
-    def limits_of(self, queue: str) -> list[int]:
-        return self._limits.get(queue) or self._limits.get(EVERYBODY) or [DEFAULT_LIMIT]
+    def limits_of(self, queue: str, version: int | None = None) -> set[int]:
+        """Return the possible values of max_attempts."""
+        return {settings.get("max_attempts", DEFAULT_LIMIT) for settings in self.settings_of(queue, version)}
 
-    def window_of(self, queue: str) -> int:
-        newest = self.versions.get(max(self.versions, default=-1), {})
-        settings = newest.get(queue) or newest.get(EVERYBODY) or {}
-        return int(settings.get("deduplication_window_ms", DEFAULT_WINDOW_MS))
-
-    def _marker(self, event: Event) -> None:
+    def _take_marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]
         if event["offset"] <= log.applied:
             self.report.find("malformed", f"{log.name}: {event['offset']} after {log.applied}", [self.number])
@@ -679,8 +661,7 @@ class Evidence:
         elif bit == DELAY:
             trail.note_delay(event, index, number)
         elif bit == ACQUIRE:
-            trail.acquired_at += (event["offset"],)
-            trail.acquired_by += ((number, intern(event["holder"])),)
+            trail.acquired += ((event["offset"], number, intern(event["holder"])),)
             trail.say_content(number, event["contents"][index])
             trail.lease_ms = event["lease_ms"]
             # An ordered message is acquired again in its place, with the next attempt.
@@ -691,46 +672,29 @@ class Evidence:
         elif bit == ACK and trail.acked_at is None:
             trail.acked_at = event["offset"]
         elif kind in FACTS:
-            self._note_fact(log, event, index, trail)
+            before = log.open.get(trail.key) or last_standing(trail)
+            made = event["attempts"][index], event["causes"][index], event["holder"]
+            trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":
             trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
 
-    def _note_fact(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
-        before = log.open.get(trail.key)
-        trail.facts += (
-            TrackerFact(
-                event["kind"], event["attempts"][index], event["causes"][index], event["holder"],
-                log.name, event["offset"], before or last_standing(trail), self.number,
-            ),
-        )  # fmt: skip
 
-
-_HANDLERS: dict[str, Callable[[Evidence, Event], None]] = {
-    "send": Evidence._send,
-    "deliver": Evidence._deliver,
-    "hang": Evidence._hang,
-    "skipped": Evidence._skip,
-    "own": Evidence._own,
-    "settings": Evidence._settings,
-    "fire": Evidence._fire,
-    "halt": Evidence._halt,
-    "record": Evidence._record,
-    "dead": Evidence._dead,
-    "note": Evidence._note,
-    "redrive": Evidence._redrive,
-    "quarantine": Evidence._quarantine,
-    "marker": Evidence._marker,
-    "truncate": Evidence._truncate,
-    "limit": Evidence._limit,
-    **dict.fromkeys(("cancel", "reschedule"), Evidence._ask),
-    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew", "dispatch"), Evidence._write),
-    **dict.fromkeys(_FAULTS, Evidence._fault),
+#: Operations that are taken like others.
+_ALIASES = {
+    **dict.fromkeys(("cancel", "reschedule"), "request"),
+    **dict.fromkeys(("acquire", "commit", "ack", "release", "reject", "renew", "dispatch"), "write"),
+    **dict.fromkeys(("kill", "pause", "cut", "stop", "revoke", "clock", "step", "offsets"), "fault"),
 }
 
 
 def gather(events: Iterable[Event]) -> Evidence:
     """Return the evidence in a history."""
     evidence = Evidence()
-    for event in events:
-        evidence.take(event)
+    # It is garbage only as a whole, and looking for it takes a third of the time.
+    gc.disable()
+    try:
+        for event in events:
+            evidence.take(event)
+    finally:
+        gc.enable()
     return evidence

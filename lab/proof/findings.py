@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
-from lab.proof.history import Event, events_of
+from lab.proof.history import Event
 
 #: Findings that are kept: a history that is wrong throughout must not fill the memory.
 MAX_FINDINGS = 1_000
@@ -74,28 +74,17 @@ class Report:
 
     def summary(self) -> dict[str, Any]:
         """Return the counts, ready for JSON."""
-        done = ("events", "sent", "accepted", "delivered", "acked", "dead", "redelivered", "delayed", "cancelled")
-        names = (*done, "abandoned", "redriven", "deduplicated")
-        ends = (
-            "lost",
-            "expired_unread",
-            "message_expired",
-            "stranded",
-            "waiting",
-            "purged",
-            "duplicates",
-            "dead_twice",
-        )
-        summary: dict[str, Any] = {name: getattr(self, name) for name in (*names, *ends)}
-        for name in ("causes", "expiries", "done_and_dead", "violations"):
-            summary[name] = {str(key): count for key, count in sorted(getattr(self, name).items())}
-        return summary
+        counts = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "findings"}
+        return {
+            name: {str(key): number for key, number in sorted(count.items())} if isinstance(count, Counter) else count
+            for name, count in counts.items()
+        }
 
 
 def told(findings: list[Finding], events: Iterable[Event]) -> list[str]:
     """Return each finding with its events, line by line."""
     wanted = {number for finding in findings for number in finding.events}
-    found = events_of(events, wanted)
+    found = {number: event for number, event in enumerate(events) if number in wanted}
     lines: list[str] = []
     for finding in findings:
         lines.append(str(finding))

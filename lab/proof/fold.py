@@ -9,27 +9,9 @@ Then a message may be due at several moments, and the fold keeps all of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from lab.proof.states import (
-    CANCELLED,
-    DELAYED,
-    DISPATCHED,
-    EXHAUSTED,
-    FACTS,
-    HELD,
-    IN_ORDER,
-    LEASED,
-    LEASED_IN_ORDER,
-    OUT_OF_LINE,
-    REJECTED,
-    RELEASED,
-    WAITING,
-    WAITING_IN_ORDER,
-    Standing,
-    comes_after,
-)
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
@@ -38,6 +20,62 @@ from marq.wire.names import WITHOUT_RECORDS, is_scheduled, is_synthetic
 Event = dict[str, Any]
 #: A message: its queue, and the name of its place. Several queues may have a message at one place.
 Key = tuple[str, str]
+#: Settings of a queue: ``max_attempts``, ``backoff``, ``deduplication_window_ms`` and others, or defaults.
+Settings = Mapping[str, Any]
+
+# --- states -----------------------------------------------------------------------------------------------------------
+
+LEASED, RELEASED, REJECTED = "LEASED", "RELEASED", "REJECTED"
+#: State of an in-flight message that is never redelivered, and the fact that ends it.
+DISPATCHED, ABANDONED = "DISPATCHED", "ABANDONED"
+#: States of messages that keep their place: no tracker ever redelivers them.
+LEASED_IN_ORDER, WAITING_IN_ORDER = "LEASED_IN_ORDER", "WAITING_IN_ORDER"
+#: State of a message whose last delivery in its place failed.
+EXHAUSTED = "EXHAUSTED"
+#: The text of a leased message that has lost its place.
+OUT_OF_LINE = "its record is gone"
+IN_ORDER = (LEASED_IN_ORDER, WAITING_IN_ORDER)
+HELD = (LEASED, DISPATCHED, LEASED_IN_ORDER)
+#: CANCELLED is both a state and the fact that ends it.
+DELAYED, CANCELLED = "DELAYED", "CANCELLED"
+#: States in which a message may be rescheduled and cancelled.
+WAITING = (DELAYED, RELEASED, WAITING_IN_ORDER)
+REDELIVERED, DEAD_LETTERED, DELIVERED = "REDELIVERED", "DEAD_LETTERED", "DELIVERED"
+#: Facts, with the name of the counter of each.
+FACTS = {name: name.lower() for name in (REDELIVERED, DEAD_LETTERED, DELIVERED, CANCELLED, ABANDONED)}
+#: Facts that come with a record on the queue.
+COPIED = (REDELIVERED, DELIVERED)
+#: Low bits of an ordered message's holder; the bits above them are the offset of its RESUME.
+HOLDER_BITS = 16
+
+
+class Standing(NamedTuple):
+    """The state of an open message; ``dues_ms``: when it may be due, the earliest first."""
+
+    queue: str
+    holder: str
+    attempt: int
+    dues_ms: tuple[int, ...]
+    since_ms: int
+    state: str = LEASED
+    counted: bool = True
+    text: str = ""
+
+    @property
+    def due_ms(self) -> int:
+        return self.dues_ms[0]
+
+    def blocks(self, now_ms: int) -> bool:
+        """Whether a message that waits in its line blocks it until an operator acts."""
+        return self.due_ms - now_ms >= BLOCKED_MS // 2
+
+
+def comes_after(holder: str, other: str) -> bool:
+    """Whether one holder of ordered messages resumed after another, or is the same one."""
+    return int(holder, 16) >> HOLDER_BITS >= int(other, 16) >> HOLDER_BITS
+
+
+# --- the fold ---------------------------------------------------------------------------------------------------------
 
 #: max_attempts if no settings name it.
 DEFAULT_LIMIT = 5
@@ -50,17 +88,9 @@ TOLERATED_JUMP_MS = 5_000
 class Fold:
     """The state of one markers partition after its record ``applied``."""
 
-    def __init__(
-        self,
-        backoffs: Callable[[str], Sequence[Backoff]],
-        limits: Callable[[str], Sequence[int]],
-        window_ms: Callable[[str], int] = lambda queue: DEFAULT_WINDOW_MS,
-    ) -> None:
-        self._backoffs = backoffs
-        #: How long a deduplication id is remembered; no history changes it.
-        self._window_ms = window_ms
-        #: All values that max_attempts may have had.
-        self._limits = limits
+    def __init__(self, settings: Callable[[str], Sequence[Settings]]) -> None:
+        #: All settings that a queue may have had.
+        self._settings = settings
         self.applied = -1
         self.now_ms = 0
         self.skew_ms = 0
@@ -184,7 +214,9 @@ class Fold:
                 self.drop(key)
                 continue
             if own_id:
-                self.ids[queue, own_id] = self.now_ms + self._window_ms(queue)
+                self.ids[queue, own_id] = self.now_ms + self._settings(queue)[-1].get(
+                    "deduplication_window_ms", DEFAULT_WINDOW_MS
+                )
             if from_offset is not None and not is_synthetic(source):
                 self._count(queue, "redriven")
             self._count(queue, "delayed")
@@ -310,44 +342,44 @@ class Fold:
         for offset in offsets:
             self.end((queue, f"{source}/{offset}"))
 
-    def _held(self, event: Event, index: int) -> tuple[Key, Standing | None]:
-        key = event["queue"], f"{event['source']}/{event['offsets'][index]}"
-        standing = self.open.get(key)
-        states: tuple[str, ...] = HELD
-        if event["kind"] == "DISPATCH":
+    def _held(self, event: Event) -> Iterator[tuple[int, Key, Standing]]:
+        """Yield the messages of a marker that its holder has in flight, with their places in the marker."""
+        kind, states = event["kind"], HELD
+        if kind == "DISPATCH":
             states = (LEASED, DISPATCHED)
-        elif event["kind"] == "RELEASE" and event["counted"]:
+        elif kind == "RELEASE" and event["counted"]:
             # A dispatched message comes back only if its holder says that no handler saw it.
             states = (LEASED, LEASED_IN_ORDER)
-        if standing is not None and standing.state in states and standing.holder == event["holder"]:
-            return key, standing
-        return key, None
+        for index, offset in enumerate(event["offsets"]):
+            key = event["queue"], f"{event['source']}/{offset}"
+            standing = self.open.get(key)
+            if standing is not None and standing.state in states and standing.holder == event["holder"]:
+                yield index, key, standing
+            elif kind in ("RELEASE", "REJECT"):
+                self._count(event["queue"], "late")
 
     def _renew(self, event: Event) -> None:
-        for index in range(len(event["offsets"])):
-            key, standing = self._held(event, index)
-            if standing is not None:
-                self._count(standing.queue, "renewed")
-                state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
-                counted = standing.counted or event.get("started", False)
-                dues_ms = (self.now_ms + event["lease_ms"],)
-                if not event.get("exactly", False):
-                    dues_ms = max(dues_ms, standing.dues_ms)
-                self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
+        for _, key, standing in self._held(event):
+            self._count(standing.queue, "renewed")
+            state = DISPATCHED if event["kind"] == "DISPATCH" else standing.state
+            counted = standing.counted or event.get("started", False)
+            dues_ms = (self.now_ms + event["lease_ms"],)
+            if not event.get("exactly", False):
+                dues_ms = max(dues_ms, standing.dues_ms)
+            self.put(key, standing._replace(dues_ms=dues_ms, state=state, counted=counted))
 
     def _release(self, event: Event) -> None:
-        for index, delay_ms in enumerate(event["delays_ms"]):
-            key, standing = self._held(event, index)
-            if standing is None:
-                self._count(event["queue"], "late")
-                continue
+        for index, key, standing in self._held(event):
+            delay_ms, settings = event["delays_ms"][index], self._settings(standing.queue)
             self._count(standing.queue, "released")
             delays_ms = [max(delay_ms, 0)] if delay_ms != BACKOFF else self._delays_ms(key, standing)
-            # After the last attempt it becomes a dead letter at once.
-            last = [event["counted"] and standing.attempt >= limit for limit in self._limits(standing.queue)]
-            if delay_ms >= BLOCKED_MS:
-                # It blocks its line instead.
-                last = [False]
+            # After the last attempt it becomes a dead letter at once; a blocked message blocks its line instead.
+            last = [
+                event["counted"]
+                and standing.attempt >= each.get("max_attempts", DEFAULT_LIMIT)
+                and delay_ms < BLOCKED_MS
+                for each in settings
+            ]
             delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
             dues_ms = tuple(sorted({min(self.now_ms + delay_ms, MAX_TIME_MS) for delay_ms in delays_ms}))
             state, holder = RELEASED, ""
@@ -363,18 +395,15 @@ class Fold:
         queue, place = key
         topic, partition, offset = place.rsplit("/", 2)
         seed = row_key(queue, Source(topic, int(partition)), int(offset))
-        return [backoff.delay_ms(standing.attempt, seed) for backoff in self._backoffs(standing.queue)]
+        backoffs = [Backoff(*settings.get("backoff", ())) for settings in self._settings(queue)]
+        return [backoff.delay_ms(standing.attempt, seed) for backoff in backoffs]
 
     def _reject(self, event: Event) -> None:
-        for index, reason in enumerate(event["reasons"]):
-            key, standing = self._held(event, index)
-            if standing is None:
-                self._count(event["queue"], "late")
-                continue
+        for index, key, standing in self._held(event):
             self._count(standing.queue, "rejected")
             # A rejected message was delivered.
-            rejected = standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, counted=True, text=reason)
-            self.put(key, rejected)
+            rejected = standing._replace(holder="", dues_ms=(self.now_ms,), state=REJECTED, counted=True)
+            self.put(key, rejected._replace(text=event["reasons"][index]))
 
     def _count(self, queue: str, name: str, by: int = 1) -> None:
         counts = self.counts.setdefault(queue, {})

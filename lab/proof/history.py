@@ -51,53 +51,14 @@ from __future__ import annotations
 import heapq
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import fields
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from marq.core.storage.rows import State
 from marq.settings.ordering_keys import line_of
-from marq.wire import dead_letter_notes
-from marq.wire.markers import (
-    Acquire,
-    Answer,
-    Batch,
-    Cause,
-    Delay,
-    Dispatch,
-    Fact,
-    Headers,
-    Payload,
-    Purge,
-    Reject,
-    Release,
-    Renew,
-    RequestOutcome,
-    Reschedule,
-    Resume,
-    Resumed,
-    Source,
-    Tick,
-    kind_of,
-)
-from marq.wire.names import (
-    ATTEMPT_HEADER,
-    DEDUPLICATION_ID_HEADER,
-    DELIVER_AT_HEADER,
-    ERROR_HEADER,
-    EXPIRES_AT_HEADER,
-    FIRST_SENT_HEADER,
-    GONE_HEADER,
-    ID_HEADER,
-    KEY_HEADER,
-    ORDERING_KEY_HEADER,
-    ORIGIN_HEADER,
-    REASON_HEADER,
-    RESERVED_HEADER,
-    TOO_LARGE_HEADER,
-    is_scheduled,
-    is_synthetic,
-)
+from marq.wire import dead_letter_notes, names
+from marq.wire.markers import Acquire, Batch, Cause, Delay, Headers, Payload, RequestOutcome, Source, Tick, kind_of
 from marq.wire.record_headers import last_value
 
 Event = dict[str, Any]
@@ -123,9 +84,13 @@ class History:
         self.events.append({"process": process, "type": type_, "op": op, **fields})
 
     def write(self, path: Path) -> None:
-        with path.open("w", encoding="utf-8") as file:
-            for event in self.events:
-                file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
+        write(self.events, path)
+
+
+def write(events: Iterable[Event], path: Path) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for event in events:
+            file.write(json.dumps(event, separators=(",", ":"), ensure_ascii=False) + "\n")
 
 
 def read(paths: Sequence[Path]) -> Iterator[Event]:
@@ -187,11 +152,11 @@ def content(queue: str, key: bytes | None, value: bytes | None, headers: Headers
     :data:`LEFT_OUT` stands for a message whose value a consumer or a tracker has left out because it is too large, or
     because its record was removed.
     """
-    if value is None and any(name in (TOO_LARGE_HEADER, GONE_HEADER) for name, _ in headers):
+    if value is None and any(name in (names.TOO_LARGE_HEADER, names.GONE_HEADER) for name, _ in headers):
         return LEFT_OUT
-    users = [(name, header) for name, header in headers if not name.startswith(RESERVED_HEADER)]
+    users = [(name, header) for name, header in headers if not name.startswith(names.RESERVED_HEADER)]
     for name, header in headers:
-        if name == KEY_HEADER:
+        if name == names.KEY_HEADER:
             key = header
     if key == queue.encode():
         key = None
@@ -229,7 +194,7 @@ def record(
 
 def _ordering_key(queue: str, key: bytes | None, headers: Headers) -> bytes | None:
     """Return the ordering key: from a header in the shared topic, from the record's key in a queue's own topic."""
-    keys = [header for name, header in headers if name == ORDERING_KEY_HEADER]
+    keys = [header for name, header in headers if name == names.ORDERING_KEY_HEADER]
     if keys:
         return keys[-1]
     return None if key == queue.encode() else key
@@ -255,99 +220,48 @@ def marker(log: str, offset: int, time_ms: int, batch: Batch | None, value: byte
 
 
 def _columns(batch: Batch) -> Event:
-    if isinstance(batch, Acquire):
-        read_from: Event = {"lease_ms": batch.lease_ms, "from_offset": batch.from_offset}
-        if batch.dues_ms is not None:
-            read_from["dues_ms"] = list(batch.dues_ms)
-        if batch.in_order:
-            read_from["in_order"] = True
-        if not batch.counted:
-            read_from["counted"] = False
-        return {**read_from, **_payloads(batch.queue, batch.payloads)}
+    columns = {field.name: getattr(batch, field.name) for field in fields(batch) if field.name not in _FRAME}
+    columns = {name: value if isinstance(value, int | None) else list(value) for name, value in columns.items()}
+    columns |= {
+        name: [type_(value).name for value in columns[name]] for name, type_ in _NAMED.items() if name in columns
+    }
+    if isinstance(batch, Acquire | Delay):
+        columns["attempts"] = [payload.attempt for payload in batch.payloads]
+        columns["contents"] = [
+            IN_RECORD if payload.left else content(batch.queue, payload.key, payload.value, payload.headers)
+            for payload in batch.payloads
+        ]
     if isinstance(batch, Delay):
-        known = {
-            "from_offset": batch.from_offset,
-            "timestamps_ms": [payload.timestamp_ms for payload in batch.payloads],
-        }
-        ids = {} if is_synthetic(batch.source.topic) else {"ids": [_id(payload) for payload in batch.payloads]}
-        expiries = [_expiry(last_value(payload.headers, EXPIRES_AT_HEADER)) for payload in batch.payloads]
-        expiry = {"expire_at_ms": expiries} if any(expiries) else {}
-        own_ids = _deduplication_ids(batch)
-        return {**_times(batch), **known, **ids, **own_ids, **expiry, **_payloads(batch.queue, batch.payloads)}
-    if isinstance(batch, Reschedule):
-        return _times(batch)
-    if isinstance(batch, Answer):
-        return {"outcomes": [RequestOutcome(outcome).name for outcome in batch.outcomes]}
-    if isinstance(batch, Renew):
-        flags = {"started": batch.started, "exactly": batch.exactly}
-        return {"lease_ms": batch.lease_ms, **{name: True for name, is_set in flags.items() if is_set}}
-    if isinstance(batch, Dispatch):
-        return {"lease_ms": batch.lease_ms}
-    if isinstance(batch, Release):
-        return {"delays_ms": list(batch.delays_ms), "counted": batch.counted, "errors": list(batch.errors)}
-    if isinstance(batch, Reject):
-        return {"reasons": list(batch.reasons)}
-    if isinstance(batch, Resume):
-        return {"onwards": batch.onwards}
-    if isinstance(batch, Purge):
-        return {"in_flight": batch.in_flight, "delayed": batch.delayed}
-    if isinstance(batch, Resumed):
-        states = [State(state).name if state else "" for state in batch.states]
-        told = {"asked_at": batch.asked_at, "left": batch.left, "acquired": [list(range_) for range_ in batch.acquired]}
-        lists = {"attempts": list(batch.attempts), "waits_ms": list(batch.waits_ms), "errors": list(batch.errors)}
-        return {**told, "states": states, **lists}
-    if isinstance(batch, Fact):
-        return {"attempts": list(batch.attempts), "causes": [Cause(cause).name for cause in batch.causes]}
-    return {}
+        columns["timestamps_ms"] = [payload.timestamp_ms for payload in batch.payloads]
+        columns["expire_at_ms"] = [
+            _expiry(last_value(payload.headers, names.EXPIRES_AT_HEADER)) for payload in batch.payloads
+        ]
+        topic = batch.source.topic
+        if not names.is_synthetic(topic):
+            # Dead letters contain the ids of their messages.
+            ids = [dict(payload.headers).get(names.ID_HEADER) or b"" for payload in batch.payloads]
+            columns["ids"] = [id_.decode() for id_ in ids]
+        elif not names.is_scheduled(topic):
+            # Only ids that senders chose count.
+            own_ids = [_deduplication_id(payload) for payload in batch.payloads]
+            columns |= {"deduplication_ids": own_ids} if any(own_ids) else {}
+    return columns
 
 
-def _payloads(queue: str, payloads: Sequence[Payload]) -> Event:
-    contents = [
-        IN_RECORD if payload.left else content(queue, payload.key, payload.value, payload.headers)
-        for payload in payloads
-    ]
-    return {"attempts": [payload.attempt for payload in payloads], "contents": contents}
-
-
-def _deduplication_ids(batch: Delay) -> Event:
-    """Return the ids that count: those of a sender's messages, and none if no message has one."""
-    topic = batch.source.topic
-    if not is_synthetic(topic) or is_scheduled(topic):
-        return {}
-    ids = [_deduplication_id(payload) for payload in batch.payloads]
-    return {"deduplication_ids": ids} if any(ids) else {}
+#: Fields of markers that are not columns of their events, or have other names there; and those with names of values.
+_FRAME = {"queue", "holder", "source", "offsets", "payloads", "kind"}
+_NAMED: dict[str, type[Cause | RequestOutcome]] = {"causes": Cause, "outcomes": RequestOutcome}
 
 
 def _deduplication_id(payload: Payload) -> str:
     """Return the id of a message within its ordering key, "" without an id."""
     values = dict(payload.headers)
-    own_id = values.get(DEDUPLICATION_ID_HEADER)
-    return f"{digest(values.get(ORDERING_KEY_HEADER))}.{digest(own_id)}" if own_id else ""
-
-
-def _id(payload: Payload) -> str:
-    """Return a message's id, which the record of a dead letter contains; "" otherwise."""
-    return (dict(payload.headers).get(ID_HEADER) or b"").decode()
-
-
-def _times(batch: Delay | Reschedule) -> Event:
-    return {"times_ms": list(batch.times_ms), "relative": batch.relative}
+    own_id = values.get(names.DEDUPLICATION_ID_HEADER)
+    return f"{digest(values.get(names.ORDERING_KEY_HEADER))}.{digest(own_id)}" if own_id else ""
 
 
 def name_of(source: Source, offset: int) -> str:
     return f"{log_name(source)}/{offset}"
-
-
-_FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
-    ID_HEADER: ("id", bytes.decode),
-    ATTEMPT_HEADER: ("attempt", int),
-    FIRST_SENT_HEADER: ("first_sent_ms", int),
-    ERROR_HEADER: ("error", bytes.decode),
-    REASON_HEADER: ("reason", bytes.decode),
-    ORIGIN_HEADER: ("origin", bytes.decode),
-    DELIVER_AT_HEADER: ("deliver_at_ms", lambda text: int(text) if text.isdigit() else None),
-    EXPIRES_AT_HEADER: ("expires_at_ms", lambda text: _expiry(text)),
-}
 
 
 def _expiry(text: bytes | None) -> int | None:
@@ -357,6 +271,13 @@ def _expiry(text: bytes | None) -> int | None:
     return int(text) if text is not None and text.isdigit() and int(text) < 2**62 else None
 
 
-def events_of(events: Iterable[Event], wanted: set[int]) -> dict[int, Event]:
-    """Return the events with these numbers, counted from 0."""
-    return {number: event for number, event in enumerate(events) if number in wanted}
+_FIELDS: dict[str, tuple[str, Callable[[bytes], Any]]] = {
+    names.ID_HEADER: ("id", bytes.decode),
+    names.ATTEMPT_HEADER: ("attempt", int),
+    names.FIRST_SENT_HEADER: ("first_sent_ms", int),
+    names.ERROR_HEADER: ("error", bytes.decode),
+    names.REASON_HEADER: ("reason", bytes.decode),
+    names.ORIGIN_HEADER: ("origin", bytes.decode),
+    names.DELIVER_AT_HEADER: ("deliver_at_ms", lambda text: int(text) if text.isdigit() else None),
+    names.EXPIRES_AT_HEADER: ("expires_at_ms", _expiry),
+}

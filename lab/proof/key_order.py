@@ -8,12 +8,13 @@ it is judged by what clients had requested, which is weaker: an outcome is reque
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
 from lab.proof.causes import Why, is_hindered, suffered
 from lab.proof.evidence import EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
-from lab.proof.states import (
+from lab.proof.fold import (
     CANCELLED,
     DELIVERED,
     HOLDER_BITS,
@@ -73,22 +74,20 @@ class _Line:
         moments.sort(key=lambda moment: moment[0].number)
         ends = [_ended_at(trail) for trail in self._trails]
         #: The latest end of all messages before each.
-        latest: list[float] = [-1]
-        for end in ends:
-            latest.append(max(latest[-1], end))
+        latest = list(accumulate(ends, max, initial=-1.0))
         exact: list[_Moment] = []
         for delivery, index in moments:
             trail = self._trails[index]
             end = self._log_end(trail, delivery)
+            moment = _Moment(delivery, trail, -1 if end is None else end)
+            if end is None or latest[index] >= end:
+                self._judge_order(moment, self._trails[:index], end)
             if end is None:
-                self._judge_requests(delivery, index)
                 continue
-            moment = _Moment(delivery, trail, end)
-            if latest[index] >= end:
-                self._judge_order(moment, self._trails[:index])
             # Its consumer may not know yet that a purge has ended messages in flight.
             purged = trail.offset < self._evidence.purges_in_flight.get((trail.queue, trail.source), 0)
-            if _is_cancelled(trail, end) and not purged:
+            before = [standing for offset, standing in trail.changes if offset < end and standing is not None]
+            if not purged and any(standing.state == CANCELLED for standing in before):
                 self._find("cancelled", f"{moment}: it was cancelled", trail.events)
             if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
                 text = f"{moment}: its consumer resumed after its end at {ends[index]}"
@@ -107,21 +106,20 @@ class _Line:
 
     # --- order --------------------------------------------------------------------------------------------------------
 
-    def _judge_order(self, moment: _Moment, earlier: Sequence[Trail]) -> None:
+    def _judge_order(self, moment: _Moment, earlier: Sequence[Trail], end: int | None) -> None:
+        """Judge that each earlier message had ended, or that its end was asked for if the end of the log is unknown."""
         for trail in earlier:
-            if _ended_at(trail) >= moment.end and not self._excuse(trail, moment.delivery, moment.end):
-                text = f"{moment}: {trail} of its line ended at {_ended_at(trail)}"
+            ended_at, waits = _ended_at(trail), True
+            if end is not None:
+                waits = ended_at >= end
+            elif trail.finish_at is not None:
+                waits = trail.finish_at > moment.delivery.number
+            else:
+                # The moment of an end that no client requested is unknown.
+                waits = ended_at == inf
+            if waits and not self._excuse(trail, moment.delivery, end):
+                text = f"{moment}: {trail} of its line ended at {ended_at}, its end was asked for by {trail.finish_at}"
                 self._find("order", text, [*trail.events, *moment.trail.events])
-
-    def _judge_requests(self, delivery: HandlerDelivery, index: int) -> None:
-        """Judge a delivery by the requests before it, because the end of the log at that moment is unknown."""
-        for trail in self._trails[:index]:
-            asked_at = inf if trail.finish_at is None else trail.finish_at
-            # The moment of an end that no client requested is unknown.
-            unknown = trail.finish_at is None and _ended_at(trail) < inf
-            if asked_at > delivery.number and not unknown and not self._excuse(trail, delivery, None):
-                text = f"{self._trails[index]}: delivered before the end of {trail} was asked for"
-                self._find("order", text, [*trail.events, *self._trails[index].events])
 
     def _excuse(self, trail: Trail, delivery: HandlerDelivery, end: int | None) -> bool:
         """Whether a delivery need not wait for an earlier message that has not ended."""
@@ -211,13 +209,6 @@ def _ended_at(trail: Trail) -> float:
     return inf
 
 
-def _is_cancelled(trail: Trail, end: int) -> bool:
-    """Whether a message was cancelled before an offset."""
-    return any(
-        offset < end and standing is not None and standing.state == CANCELLED for offset, standing in trail.changes
-    )
-
-
 def _held(trail: Trail, holder: str, end: int) -> Standing | None:
     """Return a message's standing before an offset if this holder had leased it."""
     standing = trail.at(end - 1)
@@ -232,16 +223,12 @@ def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Seque
     sources: dict[tuple[str, str, str], set[str]] = {}
     for (queue, source, line), trails in lines.items():
         if any(trail.began for trail in trails):
-            sources.setdefault((queue, line, _topic(source)), set()).add(source)
+            sources.setdefault((queue, line, trails[0].topic), set()).add(source)
     for (queue, source, line), trails in lines.items():
-        used = sources.get((queue, line, _topic(source)), {source})
+        used = sources.get((queue, line, trails[0].topic), {source})
         if trails[0].line and used != {source}:
             text = f"{trails[0]}: its ordering key is in {', '.join(sorted(used))}"
             evidence.report.find("misplaced", text, trails[0].events)
-
-
-def _topic(source: str) -> str:
-    return source.rpartition("/")[0]
 
 
 # --- redeliveries -----------------------------------------------------------------------------------------------------
@@ -264,29 +251,28 @@ def _judge_copies(evidence: Evidence, trail: Trail) -> None:
 
 def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
+
+    def find(text: str) -> None:
+        evidence.report.find("attempts", f"{trail}: {text}", trail.events)
+
     for former, delivery in _pairs(trail):
         again = _released(trail, former, delivery)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
         counted = _is_started(trail, former, delivery) if again is None else again.counted
         if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
-            text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}"
-            evidence.report.find("attempts", text, trail.events)
+            find(f"attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}")
     for fact in trail.facts:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
-        earlier = [
-            delivery for delivery in trail.deliveries if delivery.log_end is None or delivery.log_end <= ended_at
-        ]
-        most = max((delivery.attempt for delivery in earlier if not _is_uncounted(trail, delivery)), default=0)
+        earlier = [one for one in trail.deliveries if one.log_end is None or one.log_end <= ended_at]
+        most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
-            text = f"{trail}: a dead letter of attempt {fact.attempt}, although {most} was delivered"
-            evidence.report.find("attempts", text, trail.events)
+            find(f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
     limits = [settings.get(trail.queue, {}).get("max_attempts") for settings in evidence.versions.values()]
     most = max((limit for limit in limits if limit is not None), default=inf)
     for delivery in trail.deliveries:
         if not trail.attempt <= delivery.attempt <= max(most, trail.attempt):
-            text = f"{trail}: attempt {delivery.attempt} in event {delivery.number}, limits {limits}"
-            evidence.report.find("attempts", text, trail.events)
+            find(f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
 
 
 def _pairs(trail: Trail) -> Iterator[tuple[HandlerDelivery, HandlerDelivery]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from lab.bench import pipeline
-from lab.bench.rows import delays, latency, recovery, throughput
+from lab.bench.rows import latency, restarts, throughput
 from lab.bench.suite import Bar
 from lab.bench.synthetic_history import Truth
 
@@ -44,8 +44,8 @@ QUIET = {"emails": {"sent": 2, "acked": 2}}
 @pytest.mark.parametrize(
     ("bars", "limits"),
     [
-        (lambda measurements: delays.bars({"marq": {"pending": 1_000_000, **measurements}}), DELAYS),
-        (lambda measurements: recovery.bars({"marq": measurements}), RECOVERY),
+        (lambda measurements: restarts.delays_bars({"marq": {"pending": 1_000_000, **measurements}}), DELAYS),
+        (lambda measurements: restarts.recovery_bars({"marq": measurements}), RECOVERY),
         (lambda measurements: latency.REDELIVERY.bars({latency.QUIET: measurements}), REDELIVERY),
         (lambda measurements: latency.LATENCY.bars({latency.STEADY: measurements}), LATENCY),
         (
@@ -69,7 +69,7 @@ def test_a_figure_at_its_limit_meets_its_bar_and_a_worse_one_misses_it(
 
 
 def test_more_delayed_messages_than_the_bars_apply_to_are_not_judged() -> None:
-    assert delays.bars({"marq": {"pending": 2_000_000}}) == []
+    assert restarts.delays_bars({"marq": {"pending": 2_000_000}}) == []
 
 
 def test_time_that_grows_faster_than_markers_misses_a_bar() -> None:

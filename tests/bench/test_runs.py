@@ -10,10 +10,10 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 from lab.bench import pipeline
+from lab.bench.client import fill
 from lab.bench.compare import Tree
-from lab.bench.load import fill
 from lab.bench.peers import WAYS, drain
-from lab.bench.rows import delays, recovery, throughput, tracker
+from lab.bench.rows import restarts, throughput, tracker
 from lab.bench.rows.drain import RUN, native
 from lab.bench.suite import Bench, Size
 from lab.bench.synthetic_history import TURN
@@ -84,19 +84,19 @@ async def test_marq_drains_by_every_way(servers: str, prefix: str, way: str) -> 
 async def test_delayed_messages_are_measured(bench: Bench) -> None:
     bench.size = Size(3_000, partitions=2)
 
-    measurements = await delays.delay(bench, rate=50, seconds=2)
+    measurements = await restarts.delay(bench, rate=50, seconds=2)
 
     assert min(value for name, value in measurements.items() if "lateness" not in name) > 0
-    assert len(delays.bars({"marq": measurements})) == 4
+    assert len(restarts.delays_bars({"marq": measurements})) == 4
 
 
 async def test_kills_of_a_worker_with_open_leases_are_measured(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MARQ_SESSION_TIMEOUT", "6")
     bench.size = Size(2_000, partitions=2)
 
-    measurements = await recovery.recover(bench)
+    measurements = await restarts.recover(bench)
 
-    assert len(recovery.bars({"marq": measurements})) == 4
+    assert len(restarts.recovery_bars({"marq": measurements})) == 4
     assert min(value for name, value in measurements.items() if "over_session" not in name) > 0
     # No worker can own the partitions of a killed one before its session ends, and part of that had passed.
     assert measurements["takeover_seconds"] > 3

@@ -11,11 +11,10 @@ import pytest
 
 from lab.bench.__main__ import ROWS, chosen, exit_code
 from lab.bench.client import ReceivedMessages, percentiles, read_stamp, stamped
-from lab.bench.report import kept
 from lab.bench.rows.drain import quorum_queue
 from lab.bench.rows.throughput import send_all
 from lab.bench.rows.tracker import marker_records
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, UsageError, _take_turns
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, RowOutcome, Size, Skipped, UsageError, _take_turns, kept
 from lab.program import BenchClient, RunError
 from lab.resources import Meter, memory_bytes
 from marq.wire.marker_codec import decode

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Page
 
-from lab.demo.plan import DemoPlan
+from lab.demo.run import DemoPlan
 from marq_worker.broker import EmbeddedBroker
 from tests.browser.serving import Background
 from tests.browser.tour.stage import Stage, staged

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 
 from lab.consumer import demo_outcome
-from lab.demo.plan import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, DemoPlan, make_value, read_plan
 from lab.demo.progress import Display
-from lab.demo.run import DemoRun
+from lab.demo.run import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, DemoPlan, DemoRun, make_value, read_plan
 from lab.program import START_SECONDS
 from marq.settings.client import ClientSettings
 

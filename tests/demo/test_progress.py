@@ -12,9 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from lab.demo.plan import DemoPlan
 from lab.demo.progress import Display, RunCounts
-from lab.demo.run import DemoRun
+from lab.demo.run import DemoPlan, DemoRun
 from lab.program import RunError
 from lab.proof.history import log_name, name_of
 from marq.wire.markers import Source

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 
 from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
-from lab.faults.scenarios import FEW, dies_at, mixed
+from lab.faults.scenarios import FEW, PATIENT, dies_at
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
+
+#: The option of a program with a defect.
+PLANTED = "--install=tests.faults.planted"
 
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
@@ -19,7 +22,9 @@ async def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> Scenario
 
 
 async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(broker, mixed(["--planted"], [["--manner=patient"]], some=FEW, delayed=1.0))
+    result = await played(
+        broker, begin([f"{PLANTED}:early_and_disobedient"], [PATIENT], mix={"delayed": 1.0}, some=FEW)
+    )
 
     assert not result.passed
     violations = result.statistics["violations"]
@@ -29,12 +34,12 @@ async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_o
 
 
 async def careless(stage: Stage, here: Any) -> None:
-    await dies_at("in-handler", 30, "--careless")(stage, here)
+    await dies_at("in-handler", 30, f"{PLANTED}:careless")(stage, here)
     await stage.consumer()
 
 
 async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(broker, begin(consumers=[], more=False), careless)
+    result = await played(broker, begin(consumers=[], some=0), careless)
 
     assert not result.passed
     assert result.statistics["lost"] > 0
@@ -44,7 +49,7 @@ async def test_a_consumer_that_delivers_before_the_ack_of_the_message_before_is_
     broker: EmbeddedBroker,
 ) -> None:
     # Twice the time between two messages of a key, so that a message waits when the one before it ends.
-    result = await played(broker, begin(consumers=[["--hasty", "--manner=patient", "--work=2"]]))
+    result = await played(broker, begin(consumers=[[f"{PLANTED}:hasty", "--manner=patient", "--work=2"]]))
 
     assert not result.passed
     assert result.statistics["violations"]["order"] > 0

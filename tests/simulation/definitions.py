@@ -49,6 +49,10 @@ class QueuesTopic:
             delay_ms = world.rng.randint(50, SLOWEST_NEWS_MS) if slow else world.rng.randint(1, 20)
             actor.later(delay_ms, actor.hear, self.newest)
 
+    def settings_of(self, queue: str) -> list[dict[str, Any]]:
+        """Return all settings that a queue has ever had."""
+        return [_settings(definitions, queue) for definitions in self.versions[1:]]
+
 
 def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
     settings = definitions.settings(queue)

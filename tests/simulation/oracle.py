@@ -23,9 +23,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 
-from lab.proof.fold import Fold
+from lab.proof.fold import Fold, Standing
 from lab.proof.history import holder_name, log_name, name_of
-from lab.proof.states import Standing
 from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.core.storage.rows import EventCounts, LeaseRow, State

@@ -369,24 +369,12 @@ class World:
 
     def plain_fold(self, partition: int, applied: int) -> Fold:
         """Fold the raw log of a markers partition from its beginning."""
-        plain = Fold(self.backoffs, self.limits, self.window_ms)
+        plain = Fold(self.definitions.settings_of)
         for event in self.marker_events(partition, applied + 1):
             plain.fold(event)
         # Kafka's own records count as read, too.
         plain.applied = applied
         return plain
-
-    def backoffs(self, queue: str) -> list[Any]:
-        """Return all values that a queue's backoff has ever had."""
-        return list({definitions.settings(queue).backoff: None for definitions in self.definitions.versions[1:]})
-
-    def limits(self, queue: str) -> list[int]:
-        """Return all values that a queue's max_attempts has ever had."""
-        return list({definitions.settings(queue).max_attempts: None for definitions in self.definitions.versions[1:]})
-
-    def window_ms(self, queue: str) -> int:
-        """Return how long a queue remembers deduplication ids; this never changes."""
-        return self.definitions.versions[1].settings(queue).deduplication_window_ms
 
     # --- processes ----------------------------------------------------------------------------------------------------
 

@@ -9,9 +9,9 @@ from functools import partial
 from typing import Any
 
 from lab.bench import peers
-from lab.bench.load import QUEUE, fill
+from lab.bench.client import QUEUE, fill
 from lab.bench.peers import SHARE_PROPERTIES
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, Skipped, limits
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Skipped
 from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.wire.names import Names
@@ -99,6 +99,11 @@ def _parts(meter: Meter) -> Measurements:
     return {f"{part}_cpu_seconds": seconds for part, seconds in meter.seconds().items()}
 
 
+def relative(what: str, medians: Medians, system: str, over: str, limit: float, name: str = "rate") -> Bar:
+    """Return a bar of a measurement of a system, divided by that of another one."""
+    return Bar(what, medians[system][name] / medians[over][name], limit, "times", at_least=True)
+
+
 DRAIN = BenchRow(
     "drain",
     "a full queue drained by one process that only looks at each message and acknowledges it",
@@ -110,10 +115,10 @@ DRAIN = BenchRow(
         ITERATE: partial(marq, way="iterate"),
         AIOKAFKA: partial(native, peer="aiokafka"),
     },
-    limits(
-        Limit("run: rate relative to the consumer group", RUN, "rate", LEAST_OF_GROUP, "times", True, GROUP),
-        Limit("run_batch: rate relative to the share group", RUN_BATCH, "rate", LEAST_OF_SHARE, "times", True, SHARE),
-    ),
+    lambda medians: [
+        relative("run: rate relative to the consumer group", medians, RUN, GROUP, LEAST_OF_GROUP),
+        relative("run_batch: rate relative to the share group", medians, RUN_BATCH, SHARE, LEAST_OF_SHARE),
+    ],
     broker_properties=SHARE_PROPERTIES,
 )
 
@@ -121,11 +126,14 @@ MEMORY = BenchRow(
     "memory",
     "a drain, handler per message: the most memory of each process, and the size of the broker's logs after it",
     {RUN: marq},
-    limits(
-        Limit("peak memory of a consumer", RUN, "consumer_peak_mib", CONSUMER_MIB, "MiB"),
-        Limit("peak memory of a worker", RUN, "worker_peak_mib", WORKER_MIB, "MiB"),
-        Limit("markers and changelog", RUN, "markers_and_changelog_of_payload", MOST_OF_PAYLOAD, "times the payload"),
-    ),
+    lambda medians: [
+        Bar(what, medians[RUN][name], limit, unit)
+        for what, name, limit, unit in (
+            ("peak memory of a consumer", "consumer_peak_mib", CONSUMER_MIB, "MiB"),
+            ("peak memory of a worker", "worker_peak_mib", WORKER_MIB, "MiB"),
+            ("markers and changelog", "markers_and_changelog_of_payload", MOST_OF_PAYLOAD, "times the payload"),
+        )
+    ],
     runs=3,
 )
 
@@ -161,7 +169,7 @@ def _work_row(name: str, what: str, work: Work, run: int, group: int, share: tup
             SHARE: partial(native, peer="share", work=work, options=share),
             GROUP: partial(native, peer="confluent", work=work, options=(group,)),
         },
-        limits(Limit(f"{what}: rate relative to the share group", RUN, "rate", 1.0, "times", True, SHARE)),
+        lambda medians: [relative(f"{what}: rate relative to the share group", medians, RUN, SHARE, 1.0)],
         runs=3,
         broker_properties=SHARE_PROPERTIES,
         # A run then takes 8 to 15 seconds.

@@ -6,12 +6,25 @@ import asyncio
 import time
 from functools import partial
 from itertools import count
+from typing import Any
 
 import marq
-from lab.bench.client import ReceivedMessages, percentiles, read_stamp, say, stamped, told, until_handled
-from lab.bench.load import CHUNK, QUEUE, check, fill, place
-from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
-from lab.program import Worker, measured
+from lab.bench.client import (
+    CHUNK,
+    QUEUE,
+    ReceivedMessages,
+    check,
+    fill,
+    percentiles,
+    place,
+    read_stamp,
+    say,
+    stamped,
+    told,
+    until_handled,
+)
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
+from lab.program import measured
 from lab.resources import Meter
 from marq.settings.placements import subset
 
@@ -28,8 +41,6 @@ BURSTS = {FAST: 250, STEADY: 1}
 P50_MS, P99_MS = 5.0, 40.0
 #: Time from the start signal until the first paced message is due.
 AHEAD_S = 0.1
-#: Messages that a consumer of a queue with ordering handles at a time.
-KEYS_AT_ONCE = 1_000
 
 
 async def paced(
@@ -62,31 +73,36 @@ async def paced(
     say(sent=count)
 
 
-async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: int, keys: int, poison: bool) -> None:
+async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: int, handled: dict[str, Any]) -> None:
     """Measure the time from each message's planned send until its handler begins; leave out the first messages.
 
-    With ``keys`` ordering keys, messages of the first key are not measured; with ``poison``, each of them fails.
+    Args:
+        handled: ``concurrency``; ``work_s``, how long a handler takes; ``failing``, the number of ordering keys, whose
+            first is not measured; and with ``poison``, each message of that key fails. Empty messages are others'.
     """
+    keys, poison, work_s = (handled.get(name, 0) for name in ("failing", "poison", "work_s"))
     milliseconds: list[float] = []
-    seen: set[int] = set()
     expected = count - len(range(0, count, keys)) if keys else count
-    done = asyncio.Event()
+    seen, done = set[int](), asyncio.Event()
 
     async def handler(message: marq.Message) -> None:
-        number, intended_s = read_stamp(message.value)
-        if keys and number % keys == 0:
-            if poison:
-                raise ConnectionError("poisoned")
-            return
-        seen.add(number)
-        if number >= unmeasured:
-            milliseconds.append((time.monotonic() - intended_s) * 1000)
-        if len(seen) == expected:
-            done.set()
+        if message.value:
+            number, intended_s = read_stamp(message.value)
+            if keys and number % keys == 0:
+                if poison:
+                    raise ConnectionError("poisoned")
+                return
+            seen.add(number)
+            if number >= unmeasured:
+                milliseconds.append((time.monotonic() - intended_s) * 1000)
+            if len(seen) == expected:
+                done.set()
+        if work_s:
+            await asyncio.sleep(work_s)
 
     async with marq.Consumer(queue, servers, prefix=prefix) as consumer:
         say(ready=True)
-        await until_handled(consumer, consumer.run(handler, concurrency=KEYS_AT_ONCE if keys else None), done)
+        await until_handled(consumer, consumer.run(handler, concurrency=handled.get("concurrency")), done)
     say(**percentiles(milliseconds))
 
 
@@ -97,51 +113,46 @@ def send_to_handler(
     rate: int,
     burst: int = 1,
     keys: int = 0,
-    poison: bool = False,
+    *,
     flooded: str = "",
-    worker: Worker | None = None,
+    **handled: Any,
 ) -> Measurements:
     """Measure the time from when each message should be sent at a steady rate until its handler begins.
 
-    Clients are described at :func:`paced` and :func:`timed`. ``flooded`` is another queue, which is flooded meanwhile.
-    With ``worker``, its use of the CPU is measured, and that of clients and broker.
+    Clients are described at :func:`paced` and :func:`timed`, which gets ``handled``. ``flooded`` names another queue,
+    which is flooded meanwhile.
     """
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
     namespace = (bench.servers, prefix)
-    consumer = bench.client(timed, *namespace, queue, sent, unmeasured, keys, poison)
+    worker = bench.worker(prefix)
+    consumer = bench.client(timed, *namespace, queue, sent, unmeasured, handled)
     producers = [bench.client(paced, *namespace, queue, rate, sent, size, burst, keys)]
     if flooded:
         # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
         messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
-        flooding = (flooded, FLOOD_PER_SECOND, messages, size, BURST)
-        producers.insert(0, bench.client(paced, *namespace, *flooding))
+        producers.insert(0, bench.client(paced, *namespace, flooded, FLOOD_PER_SECOND, messages, size, BURST))
     for client in (consumer, *producers):
         client.read()
-    parts = {"producer": producers[-1].pid, "consumer": consumer.pid}
-    if worker is not None:
-        parts |= {"worker": worker.pid, "broker": bench.broker_pid}
+    parts = {"producer": producers[-1].pid, "consumer": consumer.pid, "worker": worker.pid, "broker": bench.broker_pid}
     meter = Meter({part: [pid] for part, pid in parts.items()})
     for producer in producers:
         producer.go()
     producers[-1].read()
     cores = meter.cores()
-    return {**consumer.read(), **(cores if worker is not None else {})}
-
-
-def latency(bench: Bench, name: str) -> Measurements:
-    prefix = bench.prefix()
-    worker = bench.worker(prefix)
-    return send_to_handler(bench, prefix, QUEUE, RATES[name], BURSTS[name], worker=worker)
+    return {**consumer.read(), **cores}
 
 
 LATENCY = BenchRow(
     "latency",
     "a producer sends at a steady rate: time from when a message should be sent until its handler begins",
-    {name: partial(latency, name=name) for name in RATES},
-    limits(
-        Limit(f"send to handler at {STEADY}: p50", STEADY, "p50_ms", P50_MS, "ms"),
-        Limit(f"send to handler at {STEADY}: p99", STEADY, "p99_ms", P99_MS, "ms"),
-    ),
+    {
+        name: lambda bench, name=name: send_to_handler(bench, bench.prefix(), QUEUE, RATES[name], BURSTS[name])
+        for name in RATES
+    },
+    lambda medians: [
+        Bar(f"send to handler at {STEADY}: {name}", medians[STEADY][f"{name}_ms"], limit, "ms")
+        for name, limit in (("p50", P50_MS), ("p99", P99_MS))
+    ],
     runs=3,
     warm=1,
 )
@@ -164,7 +175,6 @@ def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
     flooded = neighbour(QUIET_QUEUE, partitions)
     if apart:
         asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, partitions))
-    bench.worker(prefix)
     return send_to_handler(bench, prefix, QUIET_QUEUE, QUIET_PER_SECOND, flooded=flooded if flood else "")
 
 
@@ -172,13 +182,6 @@ def neighbour(queue: str, partitions: int) -> str:
     """Return the name of a queue that shares no partition with this one when each has one partition."""
     own = subset(queue, partitions, 1)
     return next(name for number in count() if subset(name := f"flooded-{number}", partitions, 1) != own)
-
-
-def neighbours_bars(medians: Medians) -> list[Bar]:
-    limit = max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS)
-    return [
-        Bar("a quiet queue next to a flooded one, each with partitions = 1: p99", medians[APART]["p99_ms"], limit, "ms")
-    ]
 
 
 NEIGHBOURS = BenchRow(
@@ -189,7 +192,14 @@ NEIGHBOURS = BenchRow(
         SHARED: partial(neighbours, flood=True, apart=False),
         APART: partial(neighbours, flood=True, apart=True),
     },
-    neighbours_bars,
+    lambda medians: [
+        Bar(
+            "a quiet queue next to a flooded one, each with partitions = 1: p99",
+            medians[APART]["p99_ms"],
+            max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS),
+            "ms",
+        )
+    ],
     runs=3,
     warm=1,
 )
@@ -276,19 +286,15 @@ def redelivery(bench: Bench, rate: int = 0) -> Measurements:
     return consumer.read()
 
 
-def redelivery_bars(medians: Medians) -> list[Bar]:
-    return [
-        Bar(f"redelivery, {system}: {what}", measurements[name], limit, unit)
-        for system, measurements in medians.items()
-        for name, (what, limit, unit) in REDELIVERY_LIMITS.items()
-    ]
-
-
 REDELIVERY = BenchRow(
     "redelivery",
     f"{MESSAGES:,} messages, one in {FORGOTTEN} forgotten and redelivered when its lease of {LEASE_S:g} s ends",
     {QUIET: redelivery, BUSY: partial(redelivery, rate=TRAFFIC_PER_SECOND)},
-    redelivery_bars,
+    lambda medians: [
+        Bar(f"redelivery, {system}: {what}", measurements[name], limit, unit)
+        for system, measurements in medians.items()
+        for name, (what, limit, unit) in REDELIVERY_LIMITS.items()
+    ],
     runs=3,
     warm=1,
 )
@@ -343,7 +349,9 @@ EXPIRY = BenchRow(
     "expiry",
     "a consumer leaves with all messages in flight: from the end of the first lease until another has acked them all",
     {"marq": expiry},
-    limits(Limit(_TOGETHER, "marq", "redelivered_per_second", EXPIRED_PER_SECOND, "messages/s", at_least=True)),
+    lambda medians: [
+        Bar(_TOGETHER, medians["marq"]["redelivered_per_second"], EXPIRED_PER_SECOND, "messages/s", at_least=True)
+    ],
     runs=3,
     of_messages=0.5,
 )

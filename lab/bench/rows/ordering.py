@@ -9,11 +9,10 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.bench.client import percentiles, read_stamp, say, told, until_handled
-from lab.bench.load import CHUNK, QUEUE, fill, fill_keys
-from lab.bench.rows.drain import drained
-from lab.bench.rows.latency import SECONDS, UNMEASURED_SECONDS, paced, send_to_handler
-from lab.bench.suite import Bar, Bench, BenchRow, Limit, Measurements, Medians, limits
+from lab.bench.client import CHUNK, QUEUE, fill, fill_keys, say, told
+from lab.bench.rows.drain import drained, relative
+from lab.bench.rows.latency import paced, send_to_handler
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import BenchClient
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, 1
@@ -44,10 +43,10 @@ ORDERED_ROW = BenchRow(
         ORDERED: partial(drain, keys=KEYS),
         LIMITED: partial(drain, keys=KEYS, settings=TWO_OF_A_KEY),
     },
-    limits(
-        Limit(_RELATIVE, ORDERED, "rate", LEAST_OF_UNORDERED, "times", at_least=True, over=UNORDERED),
-        Limit(_LIMITED, LIMITED, "rate", LEAST_LIMITED, "times", at_least=True, over=UNORDERED),
-    ),
+    lambda medians: [
+        relative(_RELATIVE, medians, ORDERED, UNORDERED, LEAST_OF_UNORDERED),
+        relative(_LIMITED, medians, LIMITED, UNORDERED, LEAST_LIMITED),
+    ],
     runs=3,
 )
 
@@ -60,20 +59,10 @@ MOST_MORE_MS = 50.0
 
 def poisoned(bench: Bench, poison: bool) -> Measurements:
     """Measure messages whose key does not fail; with ``poison``, each message of the first key does."""
-    prefix = bench.prefix()
-    bench.worker(prefix)
-    asyncio.run(_define(bench.servers, prefix))
-    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, keys=SOME_KEYS, poison=poison)
-
-
-async def _define(servers: str, prefix: str) -> None:
-    async with marq.Queues(servers, prefix=prefix) as queues:
-        await queues.change(QUEUE, ordering="key", max_attempts="unlimited", backoff=[10])
-
-
-def poisoned_bars(medians: Medians) -> list[Bar]:
-    more = medians[POISONED]["p99_ms"] - medians[HEALTHY]["p99_ms"]
-    return [Bar("a key that fails: p99 of the other keys, more than without it", more, MOST_MORE_MS, "ms")]
+    prefix, handled = bench.prefix(), {"failing": SOME_KEYS, "poison": poison, "concurrency": CONCURRENCY}
+    settings = {"ordering": "key", "max_attempts": "unlimited", "backoff": [10]}
+    asyncio.run(fill_keys(bench.servers, prefix, 0, 0, 1, settings))
+    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, 1, SOME_KEYS, **handled)
 
 
 POISONED_ROW = BenchRow(
@@ -81,7 +70,14 @@ POISONED_ROW = BenchRow(
     f"{PER_SECOND:,} messages a second of {SOME_KEYS:,} ordering keys; the messages of one key fail, with a backoff of "
     "10 s: send to handler of the other keys",
     {HEALTHY: partial(poisoned, poison=False), POISONED: partial(poisoned, poison=True)},
-    poisoned_bars,
+    lambda medians: [
+        Bar(
+            "a key that fails: p99 of the other keys, more than without it",
+            medians[POISONED]["p99_ms"] - medians[HEALTHY]["p99_ms"],
+            MOST_MORE_MS,
+            "ms",
+        )
+    ],
     runs=3,
     warm=1,
 )
@@ -95,42 +91,11 @@ UNDISTURBED, FAIR, UNFAIR = "fair, without the busy tenant", "fair, with it", "n
 MOST_OF_UNDISTURBED = 2.0
 
 
-async def sharing(servers: str, prefix: str, count: int, unmeasured: int) -> None:
-    """Measure the time from each message's planned send until its handler begins; empty messages are another's."""
-    milliseconds: list[float] = []
-    seen, done = 0, asyncio.Event()
-
-    async def handler(message: marq.Message) -> None:
-        nonlocal seen
-        if message.value:
-            number, intended_s = read_stamp(message.value)
-            seen += 1
-            if number >= unmeasured:
-                milliseconds.append((time.monotonic() - intended_s) * 1000)
-            if seen == count:
-                done.set()
-        await asyncio.sleep(HANDLED_MS / 1000)
-
-    async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
-        say(ready=True)
-        await until_handled(consumer, consumer.run(handler, concurrency=HANDLERS), done)
-    say(**percentiles(milliseconds))
-
-
 def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
     """Measure the messages of tenants with few messages, perhaps next to one with many."""
-    prefix, size = bench.prefix(), bench.size
-    bench.worker(prefix)
+    prefix, handled = bench.prefix(), {"work_s": HANDLED_MS / 1000, "concurrency": HANDLERS}
     asyncio.run(_send_busy(bench.servers, prefix, BUSY_MESSAGES if busy else 0, fair))
-    count, unmeasured = TENANTS * (SECONDS + UNMEASURED_SECONDS), TENANTS * UNMEASURED_SECONDS
-    consumer = bench.client(sharing, bench.servers, prefix, count, unmeasured)
-    keys = TENANTS if fair else 0
-    producer = bench.client(paced, bench.servers, prefix, QUEUE, TENANTS, count, size.value_bytes, 1, keys)
-    for client in (consumer, producer):
-        client.read()
-    producer.go()
-    producer.read()
-    return consumer.read()
+    return send_to_handler(bench, prefix, QUEUE, TENANTS, 1, TENANTS if fair else 0, **handled)
 
 
 async def _send_busy(servers: str, prefix: str, count: int, fair: bool) -> None:
@@ -139,11 +104,6 @@ async def _send_busy(servers: str, prefix: str, count: int, fair: bool) -> None:
         for start in range(0, count, CHUNK):
             empty = [b""] * min(CHUNK, count - start)
             await producer.send_many(QUEUE, empty, ordering_key="busy" if fair else None)
-
-
-def tenants_bars(medians: Medians) -> list[Bar]:
-    times = medians[FAIR]["p99_ms"] / medians[UNDISTURBED]["p99_ms"]
-    return [Bar("a busy tenant: p99 of the others, relative to without it", times, MOST_OF_UNDISTURBED, "times")]
 
 
 TENANTS_ROW = BenchRow(
@@ -155,7 +115,14 @@ TENANTS_ROW = BenchRow(
         FAIR: partial(tenants, fair=True, busy=True),
         UNFAIR: partial(tenants, fair=False, busy=True),
     },
-    tenants_bars,
+    lambda medians: [
+        Bar(
+            "a busy tenant: p99 of the others, relative to without it",
+            medians[FAIR]["p99_ms"] / medians[UNDISTURBED]["p99_ms"],
+            MOST_OF_UNDISTURBED,
+            "times",
+        )
+    ],
     runs=3,
     warm=1,
 )
@@ -227,10 +194,10 @@ REBALANCE_ROW = BenchRow(
     f"two consumers and {REBALANCED_PER_SECOND:,} messages a second: the longest time without a message at one of them "
     "when nothing happens, when a third one joins, and when it leaves",
     {RUNNING: rebalance},
-    limits(
-        Limit("a consumer joins: longest pause of the others", RUNNING, "join_ms", MOST_PAUSE_MS, "ms"),
-        Limit("a consumer leaves: longest pause of the others", RUNNING, "leave_ms", MOST_PAUSE_MS, "ms"),
-    ),
+    lambda medians: [
+        Bar(f"a consumer {name}s: longest pause of the others", medians[RUNNING][f"{name}_ms"], MOST_PAUSE_MS, "ms")
+        for name in ("join", "leave")
+    ],
     runs=3,
     warm=1,
 )

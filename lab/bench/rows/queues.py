@@ -8,9 +8,10 @@ import time
 from functools import partial
 
 import marq
-from lab.bench.client import ReceivedMessages, say, told, until_handled
-from lab.bench.load import check, fill_queues, place, queue_name
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.bench import peers
+from lab.bench.client import fill_queues, place, queue_name, say, told
+from lab.bench.rows.drain import relative
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import measured
 from lab.resources import Meter
 from marq.settings.definitions import layer_key
@@ -25,25 +26,6 @@ LEAST_OF_ONE = 0.5
 ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 
-async def consume_group(servers: str, prefix: str, group: str, count: int) -> None:
-    """Handle all messages of the queues of a named group."""
-    received = ReceivedMessages(count)
-
-    async def handler(message: marq.Message) -> None:
-        received.add((message.value,))
-
-    async with marq.Consumer(group=group, bootstrap_servers=servers, prefix=prefix) as consumer:
-        cpu_s = time.process_time()
-        ended_s = await until_handled(consumer, consumer.run(handler), received.done)
-        cpu_s = time.process_time() - cpu_s
-    check(received.values, count)
-    say(
-        messages_per_second=count / (ended_s - received.first_s),
-        start_seconds=received.first_s - received.began_s,
-        consumer_cpu_seconds_per_million=cpu_s / count * 1e6,
-    )
-
-
 def grouped(bench: Bench, count: int) -> Measurements:
     """Measure a consumer of many queues that take turns, so that two messages in a row rarely share a queue."""
     prefix, size = bench.prefix(), bench.size
@@ -51,8 +33,13 @@ def grouped(bench: Bench, count: int) -> Measurements:
     asyncio.run(define(bench.servers, prefix, queues))
     asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
     meter = Meter({"worker": [bench.worker(prefix).pid]})
-    measurements = measured(consume_group, bench.servers, prefix, GROUP, size.messages)
-    return {**measurements, "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6}
+    measurements = measured(peers.drain, "marq", bench.servers, prefix, size.messages, 0, 1, ("run", 64, GROUP))
+    return {
+        "messages_per_second": measurements["rate"],
+        "start_seconds": measurements["startup_seconds"],
+        "consumer_cpu_seconds_per_million": measurements["cpu_seconds"] / size.messages * 1e6,
+        "worker_cpu_seconds_per_million": meter.seconds()["worker"] / size.messages * 1e6,
+    }
 
 
 async def define(servers: str, prefix: str, queues: list[str]) -> None:
@@ -65,7 +52,9 @@ QUEUES_ROW = BenchRow(
     "queues",
     f"one consumer of a group serves {MANY} that share a topic, next to a group with one queue",
     {ONE: partial(grouped, count=1), MANY: partial(grouped, count=QUEUES)},
-    limits(Limit(f"{MANY}: rate relative to one queue", MANY, "messages_per_second", LEAST_OF_ONE, "times", True, ONE)),
+    lambda medians: [
+        relative(f"{MANY}: rate relative to one queue", medians, MANY, ONE, LEAST_OF_ONE, "messages_per_second")
+    ],
     runs=3,
     of_messages=0.5,
 )
@@ -161,7 +150,7 @@ READERS_ROW = BenchRow(
     "readers",
     f"{READERS} consumers in {PROCESSES} processes, each with its own queue: bytes read for each message handled",
     {name: partial(read, name=name) for name in MESSAGES},
-    limits(Limit(_READ, APART, "bytes_read_of_payload", MOST_OF_PAYLOAD, "times the payload")),
+    lambda medians: [Bar(_READ, medians[APART]["bytes_read_of_payload"], MOST_OF_PAYLOAD, "times the payload")],
     # Bytes differ little from run to run.
     runs=1,
     warm=0,

@@ -7,14 +7,12 @@ import json
 import random
 import sys
 import time
-import urllib.request
 from typing import Any
 
 from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
-from lab.bench.client import percentiles, say
-from lab.bench.load import QUEUE
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.bench.client import QUEUE, percentiles, say
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import RunError, Worker
 from lab.resources import Meter
 from marq_worker.broker.ports import free_port
@@ -26,38 +24,30 @@ BATCH, POLL_S = 10, 1
 LONG_POLL_S = 20
 
 
-def _request(action: str, **fields: Any) -> tuple[bytes, dict[str, str]]:
-    """Return body and headers of a request."""
-    headers = {"X-Amz-Target": f"AmazonSQS.{action}", "Content-Type": "application/x-amz-json-1.0"}
-    return json.dumps(fields).encode(), headers
-
-
 def _endpoint(bench: Bench) -> tuple[Worker, str]:
     """Start a worker that is tracker and endpoint, and make a queue; return the worker and the queue's URL."""
     prefix, port = bench.prefix(), free_port("127.0.0.1")
     asyncio.run(bench.make_topics(prefix))
     worker = bench.worker(prefix, MARQ_ROLES="tracker,web,sqs", MARQ_SQS_PORT=str(port))
-    request = _request("CreateQueue", QueueName=QUEUE, Attributes={"VisibilityTimeout": "30"})
-    with urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}", *request)) as answer:
-        return worker, str(json.load(answer)["QueueUrl"])
+    client = _sqs(f"http://127.0.0.1:{port}")
+    return worker, client.create_queue(QueueName=QUEUE, Attributes={"VisibilityTimeout": "30"})["QueueUrl"]
+
+
+def _sqs(endpoint: str) -> Any:
+    """Return a client of boto3."""
+    import boto3
+    from botocore.config import Config
+
+    keys = {"aws_access_key_id": "any", "aws_secret_access_key": "any", "region_name": "us-east-1"}
+    return boto3.client("sqs", endpoint_url=endpoint, config=Config(read_timeout=60), **keys)
 
 
 class _SqsQueue:
     """A queue, through boto3."""
 
     def __init__(self, url: str) -> None:
-        import boto3
-        from botocore.config import Config
-
         self._url = url
-        self._client = boto3.client(
-            "sqs",
-            endpoint_url=url.rsplit("/", 2)[0],
-            region_name="us-east-1",
-            aws_access_key_id="any",
-            aws_secret_access_key="any",
-            config=Config(read_timeout=60),
-        )
+        self._client = _sqs(url.rsplit("/", 2)[0])
 
     def send(self, bodies: list[str]) -> None:
         entries = [{"Id": str(index), "MessageBody": body} for index, body in enumerate(bodies)]
@@ -195,7 +185,8 @@ IDLE_PERCENT = 1.0
 
 async def idle_polls(url: str, polls: int) -> None:
     """Keep this number of long polls of an empty queue open, until the row ends this process."""
-    data, headers = _request("ReceiveMessage", QueueUrl=url, WaitTimeSeconds=LONG_POLL_S)
+    body = json.dumps({"QueueUrl": url, "WaitTimeSeconds": LONG_POLL_S})
+    headers = {"X-Amz-Target": "AmazonSQS.ReceiveMessage", "Content-Type": "application/x-amz-json-1.0"}
     timeout, connector = ClientTimeout(total=None), TCPConnector(limit=0)
     async with ClientSession(timeout=timeout, connector=connector) as session, asyncio.TaskGroup() as tasks:
 
@@ -203,7 +194,7 @@ async def idle_polls(url: str, polls: int) -> None:
             # Spread over the time of a poll, as those of independent clients are.
             await asyncio.sleep(random.uniform(0, LONG_POLL_S))
             while True:
-                async with session.post(url.rsplit("/", 2)[0], data=data, headers=headers) as response:
+                async with session.post(url.rsplit("/", 2)[0], data=body, headers=headers) as response:
                     response.raise_for_status()
                     await response.read()
 
@@ -216,27 +207,20 @@ async def idle_polls(url: str, polls: int) -> None:
 def idle(bench: Bench) -> Measurements:
     worker, url = _endpoint(bench)
     time.sleep(2)
-    without = _percent(worker)
+    without = worker.core_percent(IDLE_SECONDS)
     bench.client(idle_polls, url, IDLE_POLLS).read()
-    return {"polls_core_percent": _percent(worker) - without, "without_core_percent": without}
-
-
-def _percent(worker: Worker) -> float:
-    """Return how much of a core a worker uses."""
-    began_s = worker.cpu_seconds()
-    time.sleep(IDLE_SECONDS)
-    return 100 * (worker.cpu_seconds() - began_s) / IDLE_SECONDS
+    return {"polls_core_percent": worker.core_percent(IDLE_SECONDS) - without, "without_core_percent": without}
 
 
 SQS = BenchRow(
     "sqs",
     f"{COUNT} boto3 clients send, receive and delete in batches of 10; {RATE} messages/s; {IDLE_POLLS} idle polls",
     {CLIENTS: clients, PACED: steady, POLLS: idle},
-    limits(
-        Limit(f"SQS, {CLIENTS}: CPU per message of worker and broker", CLIENTS, "served_us", CPU_US, "µs"),
-        Limit(f"SQS, {PACED}: send to receive, p99", PACED, "p99_ms", P99_MS, "ms"),
-        Limit(f"SQS, {POLLS}: share of a core", POLLS, "polls_core_percent", IDLE_PERCENT, "%"),
-    ),
+    lambda medians: [
+        Bar(f"SQS, {CLIENTS}: CPU per message of worker and broker", medians[CLIENTS]["served_us"], CPU_US, "µs"),
+        Bar(f"SQS, {PACED}: send to receive, p99", medians[PACED]["p99_ms"], P99_MS, "ms"),
+        Bar(f"SQS, {POLLS}: share of a core", medians[POLLS]["polls_core_percent"], IDLE_PERCENT, "%"),
+    ],
     runs=3,
     warm=0,
     of_messages=0.05,

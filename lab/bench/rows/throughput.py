@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from array import array
 from functools import partial
-from pathlib import Path
 
 import marq
-from lab.bench.client import say, told
-from lab.bench.load import CHUNK, QUEUE, check_numbers, fill, values
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.bench.client import CHUNK, QUEUE, check_numbers, fill, say, told, values
+from lab.bench.rows.drain import relative
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import RunError, measured
 from lab.resources import Meter
 from lab.topics import TopicScan
@@ -68,10 +66,10 @@ SEND = BenchRow(
     "send",
     f"one process sends: calls of send_many, and awaited calls of send from {TASKS} tasks",
     {"send_many": partial(send, way="send_many"), "send": partial(send, way="send", part=ONE_BY_ONE)},
-    limits(
-        Limit("send_many", "send_many", _PER_SECOND, SEND_MANY_PER_SECOND, "messages/s", True),
-        Limit(f"send from {TASKS} tasks", "send", _PER_SECOND, SEND_PER_SECOND, "messages/s", True),
-    ),
+    lambda medians: [
+        Bar("send_many", medians["send_many"][_PER_SECOND], SEND_MANY_PER_SECOND, "messages/s", True),
+        Bar(f"send from {TASKS} tasks", medians["send"][_PER_SECOND], SEND_PER_SECOND, "messages/s", True),
+    ],
 )
 
 # --- scale ------------------------------------------------------------------------------------------------------------
@@ -84,9 +82,9 @@ _RELATIVE = f"two consumers and two workers: rate relative to one of each ({LEAS
 JOIN_SECONDS = 60.0
 
 
-async def shared(servers: str, prefix: str, path: str) -> None:
-    """Join, wait for the other consumers, handle messages until told; write their numbers, 8 bytes each, to a file."""
-    numbers = array("Q")
+async def shared(servers: str, prefix: str) -> None:
+    """Join, wait for the other consumers, handle messages until told, and report their numbers."""
+    numbers: list[int] = []
 
     async def handler(message: marq.Message) -> None:
         numbers.append(int.from_bytes(message.value[:8], "big"))
@@ -98,8 +96,7 @@ async def shared(servers: str, prefix: str, path: str) -> None:
         await told()
         running.cancel()
         await asyncio.wait([running])
-    await asyncio.to_thread(Path(path).write_bytes, numbers.tobytes())
-    say(messages=len(numbers))
+    say(numbers=numbers)
 
 
 def scale(bench: Bench, number: int) -> Measurements:
@@ -107,10 +104,9 @@ def scale(bench: Bench, number: int) -> Measurements:
     prefix, size = bench.prefix(), bench.size
     client, _ = asyncio.run(bench.make_topics(prefix, PARTITIONS))
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-    files = [bench.folder / f"{prefix}-{index}" for index in range(number)]
     workers = [bench.start_worker(prefix, f"machine-{index}") for index in range(number)]
     workers[0].wait_until_shared(number, PARTITIONS)
-    consumers = [bench.client(shared, bench.servers, prefix, str(file)) for file in files]
+    consumers = [bench.client(shared, bench.servers, prefix) for _ in range(number)]
     for consumer in consumers:
         consumer.read()
     asyncio.run(wait_until_joined(client, number))
@@ -122,13 +118,13 @@ def scale(bench: Bench, number: int) -> Measurements:
     seconds, taken = time.monotonic() - began, meter.seconds()
     for consumer in consumers:
         consumer.go()
-    most = max(consumer.read()["messages"] for consumer in consumers)
-    check_handled(files, size.messages)
+    handled = [consumer.read()["numbers"] for consumer in consumers]
+    check_numbers([number for numbers in handled for number in numbers], size.messages)
     million = 1e6 / size.messages
     return {
         _PER_SECOND: size.messages / seconds,
         **{f"{part}_cpu_seconds_per_million": cpu * million for part, cpu in taken.items()},
-        "largest_share": most / size.messages,
+        "largest_share": max(map(len, handled)) / size.messages,
     }
 
 
@@ -142,19 +138,11 @@ async def wait_until_joined(client: ClientSettings, members: int) -> None:
             await asyncio.sleep(0.1)
 
 
-def check_handled(files: list[Path], count: int) -> None:
-    numbers = array("Q")
-    for file in files:
-        numbers.frombytes(file.read_bytes())
-        file.unlink()
-    check_numbers(numbers, count)
-
-
 SCALE = BenchRow(
     "scale",
     f"a queue of {PARTITIONS} partitions drained by one consumer and one worker, and by two of each",
     {ONE: partial(scale, number=1), TWO: partial(scale, number=2)},
-    limits(Limit(_RELATIVE, TWO, _PER_SECOND, LEAST_OF_ONE - NOISE, "times", at_least=True, over=ONE)),
+    lambda medians: [relative(_RELATIVE, medians, TWO, ONE, LEAST_OF_ONE - NOISE, _PER_SECOND)],
     runs=3,
     # With fewer, a run takes two seconds, and depends most on the broker's JVM, which is still compiling.
     of_messages=3,

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from lab.bench.client import say
-from lab.bench.leases import BATCH, HOLDER, LONG_MS, marker_producer
-from lab.bench.load import QUEUE, fill_queues, queue_name, values
-from lab.bench.suite import Bench, BenchRow, Limit, Measurements, limits
+from lab.bench.client import QUEUE, fill_queues, plain_producer, queue_name, say, values
+from lab.bench.rows.restarts import BATCH, HOLDER, LONG_MS
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
 from lab.resources import Meter
 from lab.topics import TopicScan
@@ -58,7 +57,7 @@ async def write_markers(servers: str, prefix: str, partitions: int, count: int, 
             sent = await producer.send(names.markers, record, partition=where)
         await sent
 
-    async with marker_producer(servers) as producer:
+    async with plain_producer(servers) as producer:
         shares = [len(range(partition, count, partitions)) for partition in range(partitions)]
         await asyncio.gather(*(write(partition, share) for partition, share in enumerate(shares)))
     say(messages=count)
@@ -140,12 +139,10 @@ TRACKER = BenchRow(
     "tracker",
     "a worker folds an ACQUIRE with its payload, and an ACK, of each message; all are in the log when it begins",
     {TOGETHER: together, WRITTEN: written},
-    limits(
-        *[
-            Limit(f"tracker, {how}", how, "markers_per_second", limit, "markers/s", at_least=True)
-            for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
-        ]
-    ),
+    lambda medians: [
+        Bar(f"tracker, {how}", medians[how]["markers_per_second"], limit, "markers/s", at_least=True)
+        for how, limit in ((TOGETHER, TOGETHER_PER_SECOND), (WRITTEN, WRITTEN_PER_SECOND))
+    ],
 )
 
 # --- backlog ----------------------------------------------------------------------------------------------------------
@@ -186,12 +183,10 @@ BACKLOG = BenchRow(
     "backlog",
     "a worker counts waiting messages of queues that share a topic, sent by a plain producer while it was stopped",
     {ONE: partial(backlog, queues=1), MANY: partial(backlog, queues=QUEUES)},
-    limits(
-        *[
-            Limit(f"backlog of {what}", what, "records_per_second", COUNTED_PER_SECOND, "records/s", at_least=True)
-            for what in (ONE, MANY)
-        ]
-    ),
+    lambda medians: [
+        Bar(f"backlog of {what}", medians[what]["records_per_second"], COUNTED_PER_SECOND, "records/s", at_least=True)
+        for what in (ONE, MANY)
+    ],
     runs=3,
 )
 
@@ -204,9 +199,7 @@ IDLE_SECONDS = 10.0
 def idle(bench: Bench) -> Measurements:
     worker = bench.worker(bench.prefix())
     time.sleep(SETTLE_SECONDS)
-    before = worker.cpu_seconds()
-    time.sleep(IDLE_SECONDS)
-    return {"idle_core_percent": 100 * (worker.cpu_seconds() - before) / IDLE_SECONDS}
+    return {"idle_core_percent": worker.core_percent(IDLE_SECONDS)}
 
 
 IDLE = BenchRow("idle", "a worker without messages: how much of a core it takes", {"marq": idle}, runs=1, warm=0)

@@ -9,8 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import marq
-from lab.demo.plan import QUEUES, DemoPlan, make_value
-from lab.demo.run import WORKERS
+from lab.demo.run import QUEUES, WORKERS, DemoPlan, make_value
 from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics

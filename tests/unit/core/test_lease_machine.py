@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from typing import Any
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from lab.proof.fold import Event, Fold, Key
+from lab.proof.decisions import DueEnding, ending
+from lab.proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from lab.proof.history import holder_name, log_name, marker, name_of
-from lab.proof.states import IN_ORDER, Standing
-from lab.proof.tracker_decisions import DueEnding, ending
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
@@ -86,7 +86,8 @@ class PlainFold(Fold):
     """Remembers what is asked: by whom and of which queue, the message, whether to move it, and whether in time."""
 
     def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
-        super().__init__(lambda queue: [BACKOFF_RULE], limits, lambda queue: WINDOW_MS)
+        rules = {"backoff": astuple(BACKOFF_RULE), "deduplication_window_ms": WINDOW_MS}
+        super().__init__(lambda queue: [{**rules, "max_attempts": limit} for limit in limits(queue)])
         self.asked: list[tuple[tuple[str, str], Key, bool, bool]] = []
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:

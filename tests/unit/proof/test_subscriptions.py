@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from lab.proof.checker import check
-from lab.proof.copies_and_answers import judge_answers
 from lab.proof.evidence import Question, Told, TrackerFact, Trail
 from lab.proof.findings import Report
 from lab.proof.history import Event, holder_name
+from lab.proof.messages import judge_answers
 from marq.wire.markers import ANY_QUEUE
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Change, Events, clean, find, omit
 

@@ -1,0 +1,235 @@
+"""Whether a tracker was right to end a message or to send a copy: judged by what it had read, message by message.
+
+With the tracker's own ``fire`` events the judgement is exact, because they say what it had read. Facts are judged by
+the log alone: at some TICK of the same tracker, before the fact, the message must have been open and due.
+
+Settings change at run time, so a message may have several expiries by the log's clock: it must end after the latest,
+and must not end before the earliest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import inf
+from typing import NamedTuple
+
+from lab.proof.evidence import Decision, Evidence, MarkersLog, TrackerFact, Trail
+from lab.proof.fold import (
+    ABANDONED,
+    CANCELLED,
+    COPIED,
+    DEAD_LETTERED,
+    DELAYED,
+    DELIVERED,
+    DISPATCHED,
+    EXHAUSTED,
+    HELD,
+    IN_ORDER,
+    LEASED,
+    REDELIVERED,
+    REJECTED,
+    RELEASED,
+    WAITING,
+    Settings,
+    Standing,
+)
+from marq.wire.names import is_synthetic
+
+#: Room for marq's headers: a redelivery must be smaller than the topic's limit by this much.
+HEADER_ROOM_BYTES = 1_024
+#: The expiry of a message that does not expire.
+NEVER = -1
+#: How long after its expiry a message may be delivered: a consumer checks it when it acquires it, and again while it
+#: waits in its buffer, but its process may be suspended.
+LATE_MS = 10_000
+#: The causes of dead letters whose messages the tracker can't deliver again.
+LOST_VALUES = ("TOO_LARGE", "GONE")
+#: The cause of the end of a message that is too old to be delivered.
+MESSAGE_EXPIRED = "MESSAGE_EXPIRED"
+#: How a due message ends by its state, and the cause; a redelivery only while attempts are left.
+_ENDINGS = {
+    LEASED: (REDELIVERED, "EXPIRED"), RELEASED: (REDELIVERED, "RELEASED"), REJECTED: (DEAD_LETTERED, "REJECTED"),
+    DELAYED: (DELIVERED, "DUE"), CANCELLED: (CANCELLED, "CANCELLED"), DISPATCHED: (ABANDONED, "EXPIRED"),
+    EXHAUSTED: (DEAD_LETTERED, "RELEASED"),
+}  # fmt: skip
+
+
+class DueEnding(NamedTuple):
+    """The end of a due message: kind of the fact, attempt, cause."""
+
+    kind: str
+    attempt: int
+    cause: str
+
+
+def ending(standing: Standing, max_attempts: int) -> DueEnding:
+    """Return what happens to a message that is due."""
+    kind, cause = _ENDINGS[standing.state]
+    if kind != REDELIVERED or not standing.counted:
+        return DueEnding(kind, standing.attempt, cause)
+    if standing.attempt < max_attempts:
+        return DueEnding(REDELIVERED, standing.attempt + 1, cause)
+    return DueEnding(DEAD_LETTERED, standing.attempt, cause)
+
+
+def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standing, int] | None:
+    """Return a message's standing when a tracker found it due, and the offset before which that must have been.
+
+    The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
+    last one that fits the fact's cause counts.
+    """
+    until, found = fact.offset, list[tuple[Standing, int]]()
+    for offset, standing in reversed(trail.changes):
+        if offset < fact.offset:
+            seen, waits = log.tick_before(fact.holder, until), standing is not None and standing.state not in IN_ORDER
+            if standing is not None and waits and seen is not None and standing.due_ms <= seen[1]:
+                found.append((standing, until))
+            until = offset
+    fitting = [pair for pair in found if _fits(fact.cause, pair[0].state)]
+    return next(iter(fitting + found), None)
+
+
+def _fits(cause: str, state: str) -> bool:
+    if cause == MESSAGE_EXPIRED:
+        return state in (LEASED, RELEASED, DELAYED)
+    # A cancelled message is not redelivered, so its redelivery cannot be too large.
+    return cause == _ENDINGS[state][1] or (cause in LOST_VALUES and state != CANCELLED)
+
+
+def judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
+    """Judge what a tracker was about to do."""
+    log, standing = evidence.log(fire.log), trail.at(fire.applied)
+    judged = _Judged(evidence, trail, fire, f"{trail} at {log.name}/{fire.applied}", fire.version)
+    clock_ms = log.clock_of_tick(fire.holder, fire.tick)
+    if fire.tick is not None and clock_ms is not None and standing is not None:
+        judged.expiry(log, standing, (fire.tick, clock_ms), fire.applied)
+    if fire.tick is None or clock_ms is None or not fire.fenced_at <= fire.tick <= fire.applied:
+        judged.find("before-own-tick", f"own TICK {fire.tick}, fenced at {fire.fenced_at}")
+    elif standing is not None and standing.state in IN_ORDER:
+        judged.find("no-copy", f"{fire.kind}, but it stood {standing}")
+    elif standing is None or standing.due_ms > clock_ms:
+        judged.too_soon(standing, fire.applied, clock_ms)
+    else:
+        judged.ending(standing)
+
+
+def judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
+    """Judge a fact in the log, without the tracker's own account of how it decided."""
+    log = evidence.logs[fact.log]
+    judged = _Judged(evidence, trail, fact, f"{trail} at {log.name}/{fact.offset}", None)
+    tick = log.tick_before(fact.holder, fact.offset)
+    if tick is None:
+        judged.find("before-own-tick", f"no TICK of {fact.holder} before")
+        return
+    # A request may have changed it between the decision and the fact.
+    decided = decided_on(trail, fact, log)
+    judged.expiry(log, fact.before if decided is None else decided[0], tick, fact.offset)
+    if decided is None:
+        judged.too_soon(trail.at(tick[0]), *tick)
+    else:
+        judged.ending(decided[0])
+
+
+class _Judged(NamedTuple):
+    """A decision or fact about a record; ``where`` names both, ``version`` the settings that count."""
+
+    evidence: Evidence
+    trail: Trail
+    made: Decision | TrackerFact
+    where: str
+    version: int | None
+
+    def find(self, property_: str, text: str) -> None:
+        self.evidence.report.find(property_, f"{self.where}: {text}", self.trail.events)
+
+    def too_soon(self, standing: Standing | None, applied: int, clock_ms: int) -> None:
+        """Report that a message was not open, or not due; if it was due before a change, name that."""
+        trail = self.trail
+        if standing is None:
+            earlier = [fact for fact in trail.facts if fact.offset <= applied]
+            if earlier:
+                self.find("fired-twice", f"its fact is in the log already, at {earlier[0].offset}")
+            elif trail.acked_at is not None and trail.acked_at <= applied:
+                self.find("after-ack", f"its ack was read back, at {trail.acked_at}")
+            else:
+                self.find("not-open", "it was never acquired")
+            return
+        place = standing.state, standing.holder
+        before = [other for offset, other in trail.changes if offset <= applied and other is not None]
+        name = "early"
+        if any((other.state, other.holder) == place and other.due_ms <= clock_ms for other in before):
+            name = "renewed" if standing.state in HELD else "moved" if standing.state in WAITING else name
+        self.find(name, f"due {standing.due_ms}, the tracker's TICK says {clock_ms}")
+
+    def ending(self, standing: Standing) -> None:
+        """Judge the end that a tracker chose."""
+        made = kind, attempt, cause = self.made[:3]
+        limits = self.evidence.limits_of(self.trail.queue, self.version)
+        endings = [ending(standing, limit) for limit in limits]
+        kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
+        if cause == MESSAGE_EXPIRED:
+            if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt != standing.attempt:
+                self.find("expired", stood)
+        elif (kind == CANCELLED) != (standing.state == CANCELLED):
+            self.find("cancelled", stood)
+        elif (kind == ABANDONED) != (standing.state == DISPATCHED):
+            self.find("dispatched", stood)
+        elif cause in LOST_VALUES:
+            if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
+                self.find("attempts", stood)
+        elif made in endings:
+            return
+        elif (kind == DEAD_LETTERED) not in {end == DEAD_LETTERED for end in kinds}:
+            dead = "before its last attempt" if kind == DEAD_LETTERED else "no dead letter, which it should be"
+            self.find("dead-letter", f"{made}, {dead}: limits {sorted(limits)}, it stood {standing}")
+        else:
+            counted = attempt in {end.attempt for end in endings}
+            self.find("wrong-cause" if counted else "attempts", f"{made}, expected {endings}")
+
+    def expiry(self, log: MarkersLog, standing: Standing | None, tick: tuple[int, int], until: int) -> None:
+        """Judge whether a message had expired between a tracker's TICK and the last marker that it can have read."""
+        times_ms = list(_expiries_ms(self.evidence, self.trail, standing, self.version))
+        if self.made.kind in COPIED and tick[1] >= max(times_ms):
+            self.find("expired", f"sent at {tick[1]}, expired at {max(times_ms)}")
+        if self.made.cause == MESSAGE_EXPIRED and log.clock.latest(tick[0], until + 1, -1) < min(times_ms):
+            self.find("expired", f"ended at {tick[1]}, but expires at {min(times_ms)}")
+
+
+def judge_expiry_of_deliveries(evidence: Evidence, trail: Trail) -> None:
+    """Judge that no handler got a message long after it had expired."""
+    log = evidence.logs.get(trail.log)
+    if log is None or evidence.befell(log.name) & {"clock", "step"}:
+        return
+    latest_ms = max(_expiries_ms(evidence, trail, None))
+    for delivery in trail.deliveries:
+        if delivery.log_end is not None and delivery.time_ms >= latest_ms + LATE_MS:
+            text = f"{trail}: delivered at {delivery.time_ms}, expired at {latest_ms}"
+            evidence.report.find("expired", text, trail.events)
+
+
+def _expiries_ms(
+    evidence: Evidence, trail: Trail, standing: Standing | None, version: int | None = None
+) -> Iterator[float]:
+    """Yield when a message may expire."""
+    for settings in evidence.settings_of(trail.queue, version):
+        if settings.get("ordering") == "key" or settings.get("by_key") or trail.expires_at_ms == NEVER:
+            yield inf
+            continue
+        by_sender = inf if trail.expires_at_ms is None else trail.expires_at_ms
+        after_ms = settings.get("expires_after_ms")
+        yield from (
+            [by_sender]
+            if after_ms is None
+            else [min(by_sender, due_ms + after_ms) for due_ms in _dues_ms(settings, trail, standing)]
+        )
+
+
+def _dues_ms(settings: Settings, trail: Trail, standing: Standing | None) -> list[int]:
+    """Return when a message may have been due for the first time."""
+    if standing is not None and standing.state == DELAYED:
+        drawn, since_ms = is_synthetic(trail.place), standing.since_ms
+        if dues_ms := [max(due, since_ms) for due in standing.dues_ms if drawn or due > since_ms]:
+            return dues_ms
+    sent_ms = trail.time_ms if trail.first_sent_ms is None else trail.first_sent_ms
+    due_ms = sent_ms + settings.get("delay_ms", 0) if trail.deliver_at_ms is None else trail.deliver_at_ms
+    return [max(sent_ms, due_ms)]

@@ -1,0 +1,57 @@
+"""Defects that are planted into consumers and workers: the checker must find them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from marq.consumer.writer import OutcomeWriter
+from marq.core import due_messages
+from marq.core.lease_book import LeaseBook
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
+from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
+from marq.leases.held import Ended, LeasedBatch
+from marq.wire.marker_codec import decode
+from marq.wire.markers import Acquire, Cause
+
+#: How much too early a planted defect fires.
+EARLY_MS = 700
+
+
+def early_and_disobedient() -> None:
+    """Redeliver early, and deliver cancelled messages."""
+    due, resolve = LeaseBook.due, due_messages.resolve_due
+
+    def due_early(book: LeaseBook, now_ms: int) -> list[DueAction]:
+        return due(book, now_ms + EARLY_MS)
+
+    def resolve_disobediently(*arguments: Any) -> DueAction:
+        action = resolve(*arguments)
+        return replace(action, destination=Destination.QUEUE) if action.cause is Cause.CANCELLED else action
+
+    LeaseBook.due = due_early  # type: ignore[method-assign]
+    due_messages.resolve_due = resolve_disobediently
+
+
+def hasty() -> None:
+    """Deliver the next message of a key before the ack is durable."""
+    ack = LeasedBatch.ack
+
+    def ack_and_go_on(batch: LeasedBatch, offset: int) -> None:
+        ack(batch, offset)
+        if batch.in_order and isinstance(batch.keeper, OutcomeWriter):
+            batch.keeper._listener.settled([Ended(batch, [offset], [], [])])
+
+    LeasedBatch.ack = ack_and_go_on  # type: ignore[method-assign]
+
+
+def careless() -> None:
+    """Write no ACQUIREs."""
+    write = KafkaMarkerWriter.write
+
+    async def write_no_acquires(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
+        if not any(isinstance(decode(value), Acquire) for _, value in records):
+            await write(writer, records, limit_s)
+
+    KafkaMarkerWriter.write = write_no_acquires  # type: ignore[method-assign]
