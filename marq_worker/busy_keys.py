@@ -13,43 +13,61 @@ from marq.consumer.ordering import KeyQueues
 from marq.consumer.turns import Turns
 from marq.settings.limits import HEADER_KEY
 from marq.wire.names import ORDERING_KEY_HEADER
-from marq_worker.redaction import Redaction
+from marq_worker.redaction import HIDDEN, Redaction
 
 #: Keys of one queue to show: those with the most waiting messages. A process tells of this many keys of all queues.
 MAX_KEYS, MAX_TOLD_KEYS = 10, 100
 
 
 def report(
-    turns: Turns[KeyQueues], key_setting: str, redaction: Redaction, now_s: float, most: int = MAX_KEYS
+    turns: Turns[KeyQueues], settings: Iterable[str], redaction: Redaction, now_s: float, most: int = MAX_KEYS
 ) -> dict[str, Any]:
-    """Return how many keys of a queue wait and are at a limit, and the busiest of them."""
-    keys = turns.busy_keys(now_s)
-    header = key_setting.removeprefix(HEADER_KEY) if key_setting.startswith(HEADER_KEY) else ORDERING_KEY_HEADER
-    busiest = heapq.nlargest(most, keys, key=lambda key: key.waiting)
+    """Return how many keys of a queue wait and are at a limit, and the busiest of them.
+
+    ``settings`` are all that ``key`` has been, because messages keep the keys that they were read with.
+    """
+    headers = [
+        key.removeprefix(HEADER_KEY) if key.startswith(HEADER_KEY) else ORDERING_KEY_HEADER for key in sorted(settings)
+    ]
+    keys: dict[bytes, dict[str, Any]] = {}
+    for busy in turns.busy_keys(now_s):
+        # The messages of a key may be in several partitions.
+        known = keys.setdefault(busy.key, _nothing(None))
+        first = {"waiting": busy.waiting, "running": busy.running, "at_limit": busy.at_limit}
+        _add(known, {**first, "first_sent_ms": busy.source.timestamp_ms(busy.first)})
+    busiest = heapq.nlargest(most, keys.items(), key=lambda pair: int(pair[1]["waiting"]))
     return {
         "waiting": len(keys),
-        "at_limit": sum(key.at_limit for key in keys),
-        "busiest": [
-            {
-                "key": redaction.ordering_key(key.key, header),
-                "waiting": key.waiting,
-                "running": key.running,
-                "at_limit": key.at_limit,
-                "first_sent_ms": key.source.timestamp_ms(key.first),
-            }
-            for key in busiest
-        ],
+        "at_limit": sum(found["at_limit"] for found in keys.values()),
+        "busiest": [{**found, "key": redaction.ordering_key(key, headers)} for key, found in busiest],
     }
 
 
+def _nothing(key: str | None) -> dict[str, Any]:
+    return {"key": key, "waiting": 0, "running": 0, "at_limit": False, "first_sent_ms": None}
+
+
+def _add(known: dict[str, Any], found: Mapping[str, Any]) -> None:
+    known["waiting"] += found["waiting"]
+    known["running"] += found["running"]
+    known["at_limit"] |= found["at_limit"]
+    times = [at for at in (known["first_sent_ms"], found["first_sent_ms"]) if at is not None]
+    known["first_sent_ms"] = min(times, default=None)
+
+
 def add_up(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Add up the reports of several processes on one queue; the messages of a key may be in several partitions."""
-    told = list(reports)
-    busiest = [key for each in told for key in each["busiest"]]
+    """Add up the reports of several processes on one queue."""
+    told, hidden = list(reports), list[dict[str, Any]]()
+    keys: dict[str, dict[str, Any]] = {}
+    for key in [key for one in told for key in one["busiest"]]:
+        if key["key"] == HIDDEN:
+            hidden.append(key)
+        else:
+            _add(keys.setdefault(key["key"], _nothing(key["key"])), key)
     return {
-        "waiting": sum(each["waiting"] for each in told),
-        "at_limit": sum(each["at_limit"] for each in told),
-        "busiest": heapq.nlargest(MAX_KEYS, busiest, key=lambda key: int(key["waiting"])),
+        "waiting": sum(one["waiting"] for one in told),
+        "at_limit": sum(one["at_limit"] for one in told),
+        "busiest": heapq.nlargest(MAX_KEYS, [*keys.values(), *hidden], key=lambda key: int(key["waiting"])),
     }
 
 

@@ -65,11 +65,12 @@ class Redaction:
         """Return a traceback. It may contain values and can't be searched for fields, so it is hidden like such."""
         return TRACEBACK_HIDDEN if text and self._names else text
 
-    def ordering_key(self, key: bytes | None, header: str = ORDERING_KEY_HEADER) -> str | None:
-        """Return an ordering key as text, None for no key; it is hidden if the name of its header is."""
+    def ordering_key(self, key: bytes | None, headers: Iterable[str] = (ORDERING_KEY_HEADER,)) -> str | None:
+        """Return a key as text, None for no key; it is hidden if a header that may have had it is."""
         if not key:
             return None
-        return HIDDEN if header.casefold() in self._names else _cut(key, MAX_KEY_BYTES)
+        hides = any(header.casefold() in self._names for header in headers)
+        return HIDDEN if hides else _cut(key, MAX_KEY_BYTES)
 
     def forms(self, value: bytes | None) -> list[Form]:
         """Return a payload in all forms to show, the most useful one first."""

@@ -39,5 +39,6 @@ class Cut:
     compacted: tuple[str, ...] = ()
     #: True if messages have ordering keys.
     keyed: bool = False
-    #: Queues whose messages keep their places without order; "*" stands for all.
+    #: Queues whose messages keep their places without order; "*": all that have never had ordering, unlike the others.
     without_order: tuple[str, ...] = ()
+    with_order: tuple[str, ...] = ()

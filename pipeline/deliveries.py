@@ -81,8 +81,10 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
     rows = rows.withColumn("compacted", F.col("topic").isin(*cut.compacted))
     if cut.keyed:
-        in_order = F.lit("*" not in cut.without_order) & ~F.col("queue").isin(*cut.without_order)
-        rows = rows.join(F.broadcast(overtakes(parts.where(in_order))), list(KEY), "left")
+        in_order = parts.where(~F.col("queue").isin(*cut.without_order))
+        if "*" in cut.without_order:
+            in_order = in_order.where(F.col("queue").isin(*cut.with_order))
+        rows = rows.join(F.broadcast(overtakes(in_order)), list(KEY), "left")
     else:
         # The join would compute the parts twice.
         rows = rows.withColumns({"overtaken": F.lit(None).cast("long"), "undecided": F.lit(None).cast("boolean")})

@@ -232,6 +232,7 @@ class Run:
             keyed=keyed,
             # Earlier versions have not noted them.
             without_order=tuple(self._round.get("without_order", ())),
+            with_order=tuple(self._round.get("with_order", ())),
         )
 
     def _reopen(

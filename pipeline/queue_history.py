@@ -27,8 +27,10 @@ class QueueHistory:
     pairs: set[Pair] = field(default_factory=set)
     #: Queues whose last deliveries may leave no dead letter; "*" stands for all.
     without_dead_letters: set[str] = field(default_factory=set)
+    #: Queues that have had ordering.
+    with_order: set[str] = field(default_factory=set)
     #: Queues whose messages keep their places, but are not delivered in the order of their keys: they have had limits,
-    #: fairness or a priority without ordering; "*" stands for all.
+    #: fairness or a priority without ordering; "*": all that have never had ordering.
     without_order: set[str] = field(default_factory=set)
     #: The longest and the shortest deduplication window that a queue has had, in ms; "*": of all others.
     windows: dict[str, int] = field(default_factory=lambda: {"*": QueueSettings().deduplication_window_ms})
@@ -57,7 +59,9 @@ class QueueHistory:
                     self.pairs.add((name, settings.topic))
                 if not settings.dead_letter:
                     self.without_dead_letters.add(name)
-                if settings.limited and not settings.ordered:
+                if settings.ordered:
+                    self.with_order.add(name)
+                elif settings.limited:
                     self.without_order.add(name)
             defaults = self.current.default_settings
             self._note_window("*", defaults)
@@ -90,6 +94,7 @@ class QueueHistory:
         shortest = before.get("shortest_deduplication_windows", self.shortest_windows)
         return {
             "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
+            "with_order": sorted(self.with_order.union(before.get("with_order", ()))),
             "without_order": sorted(self.without_order.union(before.get("without_order", ()))),
             "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),
             "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),

@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -321,25 +321,26 @@ class Ordering:
         next_s = min(self._later[0][0] if self._later else inf, self._commit_s)
         if not self.turns:
             return next_s
-        return min([next_s, self.priorities.next_s, *[turns.next_s for _, turns in self._unpaused()]])
+        return min([next_s, self.priorities.next_s, *[turns.next_s for _, turns in self.unpaused()]])
 
-    def _unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
+    def unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
+        """Return the queues whose keys take turns now."""
         return [(queue, turns) for queue, turns in self.turns.items() if queue not in self._paused]
 
     def _take_turns(self, now_s: float) -> None:
         if not self.turns:
             return
         taken = self.priorities.take(self._paused, now_s)
-        for queue, turns in self._unpaused():
+        for queue, turns in self.unpaused():
             if queue not in self.priorities:
                 taken += turns.take(now_s)
         for keys, offsets in _grouped(taken).items():
             keys.take_turns(offsets, now_s)
 
-    def undelivered(self, queues: Container[str]) -> int:
+    def undelivered(self, queues: Mapping[str, Turns[KeyQueues]]) -> int:
         """Return how many messages of these queues have their turns and will be delivered soon."""
         now = sum([len(run.offsets) for run in self._deliver if run.batch.queue in queues])
-        return now + sum([keys.coming for keys in self._keys.values() if keys.queue in queues])
+        return now + sum([len(keys.coming) for turns in queues.values() for keys in turns.lines])
 
     def deliver(self, run: DeliveryRun) -> None:
         """Deliver messages with the next steps."""
@@ -627,8 +628,8 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
-        #: Those of them that may have their turns.
-        self._coming: set[int] = set()
+        #: Those of them that have their turns, and are delivered once they are leased here.
+        self.coming: set[int] = set()
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -732,6 +733,7 @@ class KeyQueues:
         """Let a message wait for its delay, or for its next turn."""
         assert isinstance(self._order, Lines)
         retry.parked, retry.turn = True, False
+        self.coming.discard(retry.offset)
         self._order.park(retry.offset)
 
     def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
@@ -739,15 +741,8 @@ class KeyQueues:
         for offset in offsets:
             if offset in self._retries:
                 self._retries[offset].turn = True
-                self._coming.add(offset)
+                self.coming.add(offset)
         self._continue(offsets, now_s)
-
-    @property
-    def coming(self) -> int:
-        """The number of messages that have their turns, and are delivered once they are leased here."""
-        retries = [(offset, self._retries.get(offset)) for offset in self._coming]
-        self._coming = {offset for offset, retry in retries if retry is not None and retry.turn}
-        return len(self._coming)
 
     def _unadded(self, records: Records) -> Records:
         """Leave out messages that are here already."""
@@ -781,7 +776,8 @@ class KeyQueues:
                 # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
-                self._coming.add(offset)
+                if isinstance(self._order, Lines):
+                    self.coming.add(offset)
                 self._retry(PendingRetry(row, asks=asks, seen=False, turn=True), now_s)
         self._deliver(of, ready)
 
@@ -825,6 +821,7 @@ class KeyQueues:
             batch.put_back([offset])
             return
         self._batches[offset] = batch
+        self.coming.discard(offset)
         if retry.last is not None:
             batch.release(offset, LAST, error=retry.last)
         else:
@@ -867,6 +864,7 @@ class KeyQueues:
         retry.last = None
         if message.leased:
             if waits:
+                self.coming.discard(retry.offset)
                 self._ask_later(retry, message, now_s)
                 self._note_turn(retry, message, now_s)
                 return
@@ -999,6 +997,7 @@ class KeyQueues:
             self._done.difference_update(offsets)
             for offset in offsets:
                 self._retries.pop(offset, None)
+                self.coming.discard(offset)
         self._continue(self._order.remove(offsets), now_s)
 
     def give_up(self) -> None:

@@ -4,7 +4,7 @@ Each queue gets ten times as many turns as one of the next lower priority while 
 scheduling), and queues of the same priority get the same number. A queue whose message waits for a handler holds back
 those of lower priorities, even if they have handlers of their own. A queue that was held back for a second has the next
 turn, so a handler that hangs does not stop the others. A queue at one of its limits, or without messages, holds back no
-other, and saves up no turns.
+other, and saves up neither turns nor debts.
 
 Times are monotonic seconds.
 """
@@ -57,8 +57,10 @@ class Priorities(Generic[L]):
         ranks = {priority: rank for rank, priority in enumerate(sorted(set(priorities.values()), reverse=True))}
         before, self._queues = self._queues, {}
         for queue, priority in sorted(priorities.items(), key=lambda pair: -pair[1]):
-            known = before.get(queue) or _Queue(turns[queue], priority)
-            known.turns, known.priority, known.stride = turns[queue], priority, FACTOR ** ranks[priority]
+            known, stride = before.get(queue) or _Queue(turns[queue], priority), FACTOR ** ranks[priority]
+            if known.stride != stride:
+                known.position = self._position
+            known.turns, known.priority, known.stride = turns[queue], priority, stride
             self._queues[queue] = known
 
     def take(self, paused: Collection[str], now_s: float) -> list[tuple[L, int]]:
@@ -70,7 +72,9 @@ class Priorities(Generic[L]):
                 if queue.turns.has_next():
                     waiting.append(queue)
                     if queue.since_s == inf:
-                        queue.since_s, queue.position = now_s, max(queue.position, self._position)
+                        # Neither turns that it left to others nor an earlier lead count.
+                        queue.position = min(max(queue.position, self._position), self._position + queue.stride)
+                        queue.since_s = now_s
                     continue
             queue.since_s = inf
         taken: list[tuple[L, int]] = []
@@ -89,8 +93,11 @@ class Priorities(Generic[L]):
                 waiting.remove(queue)
             else:
                 taken.append(turns.take_next())
-                self._position = max(self._position, queue.position)
-                queue.position, queue.since_s = queue.position + queue.stride, now_s
+                queue.since_s = now_s
+                if not overdue:
+                    # An overdue turn is extra: its stride would move the others' starts far ahead.
+                    self._position = max(self._position, queue.position)
+                    queue.position += queue.stride
                 if not turns.has_next():
                     queue.since_s = inf
                     waiting.remove(queue)

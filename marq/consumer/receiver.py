@@ -640,17 +640,16 @@ class Receiver:
     def _want(self) -> None:
         """Say how many messages may have their turns now."""
         priorities, together = self.ordering.priorities, dict[str, Turns[Any]]()
-        for queue, turns in self.ordering.turns.items():
+        for queue, turns in self.ordering.unpaused():
             breaker = self.gate.breakers.get(queue)
             turns.admitted = inf
             if breaker is not None and breaker.state != CLOSED:
                 turns.admitted = turns.running + breaker.room(1)
+            turns.wanted = inf
             if self.prefetch.is_shared and queue in priorities:
                 together[queue] = turns
             elif turns.sparing:
                 turns.wanted = turns.running + self._wanted({queue: turns})
-            else:
-                turns.wanted = inf
         priorities.wanted = self._wanted(together) if together else inf
 
     def _wanted(self, queues: Mapping[str, Turns[Any]]) -> float:

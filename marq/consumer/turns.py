@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -38,6 +38,10 @@ _ROUNDING_S = 1e-6
 L = TypeVar("L", bound=Hashable)
 #: Bytes, or the offset of a message without a key.
 Key = bytes | int
+
+
+#: How many keys of a source to look at for those that wait: a look at 100,000 would hold up the handlers.
+_MAX_BUSY = 10_000
 
 
 class BusyKey(NamedTuple, Generic[L]):
@@ -97,7 +101,7 @@ class Turns(Generic[L]):
             lines.apply(self._now_s)
 
     def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
-        """Return the keys with messages that wait for their turns."""
+        """Return the keys with messages that wait for their turns, of at most some thousands in each source."""
         return [key for lines in self.lines.values() for key in lines.busy_keys(now_s)]
 
     def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
@@ -339,8 +343,9 @@ class Lines(Generic[L]):
             self._stopped.discard(key)
 
     def busy_keys(self, now_s: float) -> Iterator[BusyKey[L]]:
-        for key in {*self._lines, *self._again}:
-            if isinstance(key, bytes) and (first := self.next_of(key)) is not None:
+        keys: Iterator[bytes] = (key for key in chain(self._again, self._lines) if isinstance(key, bytes))
+        for key in set(islice(keys, _MAX_BUSY)):
+            if (first := self.next_of(key)) is not None:
                 waiting = len(self._lines.get(key, ())) + len(self._again.get(key, ()))
                 at_limit = self.is_full(key) or self.begins_s(key) > now_s
                 yield BusyKey(self.source, key, first, waiting, self._running.get(key, 0), at_limit)

@@ -328,6 +328,8 @@ class Batcher:
             # aiokafka asserts that the partition exists; a recreated topic may have fewer partitions.
             known = refused(self._settings, error, "Write", batch.topic) or refusal(batch.topic, error)
             self._replace(sender, others_go_on=known is not None)
+            if known is None and isinstance(error, TimeoutError) and task not in self._on_their_way:
+                raise self._disconnected(batch) from error
             raise known or self._unknown(batch, str(error) or type(error).__name__) from error
         finally:
             self._on_their_way.discard(task)

@@ -38,8 +38,8 @@ log = logging.getLogger("marq.handlers")
 
 #: Running handlers to tell of one process.
 MAX_CALLS = 100
-#: How often to look for busy keys.
-KEYS_S = 5.0
+#: How often to look for busy keys, and for how many times as long as a look took to pause at least.
+KEYS_S, KEYS_PAUSE = 5.0, 50
 #: How long to try to join the group. The topics are checked before, so only an outage or a slow member takes long, and
 #: a new process would wait for the same.
 JOIN_LIMIT_MS = 24 * 3600 * 1000
@@ -56,6 +56,8 @@ class RunningHandlers:
         #: The last answer of :attr:`keys`, and when to look again.
         self._keys: dict[str, Any] = {}
         self._keys_until_s = 0.0
+        #: All values that the setting ``key`` of each queue has had.
+        self._key_settings: dict[str, set[str]] = {}
         self.session: HandlersSession | None = None
         self.reader: GroupReader | None = None
         self.quiet = False
@@ -156,13 +158,13 @@ class RunningHandlers:
     def keys(self) -> dict[str, Any]:
         """The keys that wait for their turns, by queue, at most some seconds ago: there may be very many."""
         if self.session is not None and (now_s := time.monotonic()) >= self._keys_until_s:
-            self._keys_until_s = now_s + KEYS_S
-            settings, turns_of = self.session.receiver_settings.queue, self.session.receiver.ordering.turns
-            most = max(1, min(busy_keys.MAX_KEYS, busy_keys.MAX_TOLD_KEYS // max(1, len(turns_of))))
-            self._keys = {
-                queue: busy_keys.report(turns, settings(queue).key, self._redaction, now_s, most)
-                for queue, turns in turns_of.items()
-            }
+            self._keys, left = {}, busy_keys.MAX_TOLD_KEYS
+            for queue, turns in self.session.receiver.ordering.turns.items():
+                settings = self._key_settings.setdefault(queue, set())
+                settings.add(self.session.receiver_settings.queue(queue).key)
+                told = busy_keys.report(turns, settings, self._redaction, now_s, min(busy_keys.MAX_KEYS, left))
+                self._keys[queue], left = told, left - len(told["busiest"])
+            self._keys_until_s = now_s + max(KEYS_S, KEYS_PAUSE * (time.monotonic() - now_s))
         return self._keys
 
     @property

@@ -451,14 +451,16 @@ class Receivers:
         return receiver
 
     def known(self, queue: str) -> QueueReceiver | None:
-        """Return the receiver of a queue if it is polled."""
-        return self._receivers.get(queue)
+        """Return the receiver of a queue if it is polled, unless the queue needs another one now."""
+        receiver = self._receivers.get(queue)
+        return receiver if receiver is not None and receiver.keeps is self._keeps(queue) else None
 
     async def drop_idle(self) -> None:
-        """Stop receiving from queues that are no longer polled."""
+        """Stop receiving from queues that are no longer polled, and stop receivers that no longer fit their queues."""
         for queue, receiver in list(self._receivers.items()):
+            ends = receiver.idle_s > IDLE_S or receiver.keeps is not self._keeps(queue)
             # A client may poll it by now, because each stop takes a moment.
-            if receiver.idle_s > IDLE_S and self._receivers.get(queue) is receiver:
+            if ends and self._receivers.get(queue) is receiver:
                 await self.drop(queue)
 
     async def drop(self, queue: str) -> None:

@@ -283,6 +283,19 @@ async def test_urgent_messages_come_before_thousands_of_others_of_their_group(ba
     await backend.statistics(bulk, acked=3_000, redelivered=0)
 
 
+async def test_a_fair_queue_gets_a_priority_while_its_consumer_waits(backend: Backend) -> None:
+    queue = await backend.new_queue(fair=True, partitions=1)
+    async with backend.consumer(queue) as consumer:
+        await backend.producer.send(queue, b"1")
+        await (await take_one(consumer)).ack()
+
+        await backend.define(queue, fair=True, priority=9)
+        await backend.producer.send(queue, b"2")
+
+        await (await take_one(consumer)).ack()
+    await backend.statistics(queue, acked=2, redelivered=0)
+
+
 async def test_a_queue_of_a_lower_priority_never_stands_still(backend: Backend) -> None:
     group = backend.new_name("group")
     high = await backend.new_queue(priority=5, group=group)

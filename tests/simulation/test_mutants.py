@@ -6,7 +6,7 @@ import pytest
 
 from tests.simulation.mutants import MUTANTS, SEEDS, judge_all
 
-pytestmark = [pytest.mark.verify, pytest.mark.timeout(1_800)]
+pytestmark = [pytest.mark.verify, pytest.mark.timeout(7_200)]
 
 
 @pytest.mark.parametrize("blind", [False, True], ids=["seen from inside", "seen from outside"])

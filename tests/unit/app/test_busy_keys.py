@@ -30,7 +30,7 @@ def busy(*keys: bytes) -> Turns[KeyQueues]:
 
 def test_the_busiest_keys_come_first() -> None:
     keys = [b"%d" % number for number in range(20)]
-    told = report(busy(*keys, b"noisy", b"noisy", *keys, b"noisy"), "ordering", Redaction(), 0.0)
+    told = report(busy(*keys, b"noisy", b"noisy", *keys, b"noisy"), ["ordering"], Redaction(), 0.0)
 
     assert (told["waiting"], told["at_limit"], len(told["busiest"])) == (21, 21, MAX_KEYS)
     assert told["busiest"][0] == {
@@ -41,21 +41,34 @@ def test_the_busiest_keys_come_first() -> None:
 @pytest.mark.parametrize(
     ("setting", "hidden", "shown"),
     [
-        ("ordering", (), "acme"),
-        ("ordering", ("marq-ordering-key",), HIDDEN),
-        ("header:Tenant", ("marq-ordering-key",), "acme"),
-        ("header:Tenant", ("tenant",), HIDDEN),
+        (["ordering"], (), "acme"),
+        (["ordering"], ("marq-ordering-key",), HIDDEN),
+        (["header:Tenant"], ("marq-ordering-key",), "acme"),
+        (["header:Tenant"], ("tenant",), HIDDEN),
+        # It was changed, and messages keep their former keys.
+        (["ordering", "header:Tenant"], ("tenant",), HIDDEN),
     ],
 )
-def test_a_key_is_hidden_with_its_header(setting: str, hidden: tuple[str, ...], shown: str) -> None:
+def test_a_key_is_hidden_with_its_header(setting: list[str], hidden: tuple[str, ...], shown: str) -> None:
     told = report(busy(b"acme", b"acme"), setting, Redaction(hidden), 0.0)
 
     assert [key["key"] for key in told["busiest"]] == [shown]
 
 
+def test_a_key_in_several_partitions_is_one_key() -> None:
+    turns = busy(b"a", b"a", b"a")
+    turns.line(cast("KeyQueues", Source()), 0.0).add(range(7, 9), [b"a"] * 2)
+    turns.take(0.0)
+    told = [{"keys": {"mail": report(turns, ["ordering"], Redaction(), 0.0)}}] * 2
+
+    [key] = of_queue("mail", [{"handlers": told}])["busiest"]
+
+    assert key == {"key": "a", "waiting": 6, "running": 4, "at_limit": True, "first_sent_ms": 1}
+
+
 def test_processes_are_added_up() -> None:
     first, second = busy(b"a", b"a", b"b", b"b", b"b"), busy(b"c", b"c", b"c", b"c")
-    told = [{"keys": {"mail": report(turns, "ordering", Redaction(), 0.0)}} for turns in (first, second)]
+    told = [{"keys": {"mail": report(turns, ["ordering"], Redaction(), 0.0)}} for turns in (first, second)]
     workers: list[dict[str, Any]] = [{"handlers": [told[0], {"keys": {}}]}, {"handlers": [told[1], {}]}, {}]
 
     found = of_queue("mail", workers)

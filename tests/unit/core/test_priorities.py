@@ -159,3 +159,30 @@ def test_what_handlers_share_is_given_out_once() -> None:
     assert len(group.take(wanted=3)) == 3
     group.priorities.wanted = 0
     assert group.priorities.take((), 0.0) == []
+
+
+def test_urgent_messages_are_next_although_lower_queues_get_their_turns_each_second() -> None:
+    group = Group(a=9, b=5, c=1)
+    group.send("b", 10_000)
+    group.send("c", 10_000)
+    order = ""
+
+    for second in range(600):
+        group.send("a", 1)
+        order += group.take(second, wanted=3)
+
+    # At most the last one waits, for the turn that is due to a lower queue.
+    assert order.count("a") >= 599
+    assert "c" in order
+
+
+def test_a_queue_that_is_promoted_owes_nothing() -> None:
+    group = Group(a=3, b=2, c=1)
+    for name in "abc":
+        group.send(name, 10_000)
+    for _ in range(500):
+        group.take(wanted=1)
+
+    group.priorities.serve(group.turns, {"a": 1, "b": 2, "c": 3})
+
+    assert "".join(group.take(wanted=1) for _ in range(100)).count("c") > 80
