@@ -46,8 +46,8 @@ class EndedBroker:
 
     def __exit__(self, *_: object) -> None: ...
 
-    def log_tail(self) -> str:
-        return "no space left on device"
+    def why_it_ended(self) -> str:
+        return "the broker exited unexpectedly: no space left on device"
 
 
 class SleepingWorker:
@@ -333,7 +333,7 @@ def test_a_broker_that_ends_ends_it_and_signals_interrupt_the_preparation(
     monkeypatch.setattr(signal, "getsignal", lambda _: signal.SIG_DFL)
     monkeypatch.setattr(signal, "signal", lambda number, _: steps.append(number))
 
-    with pytest.raises(BrokerError, match=r"the broker exited unexpectedly\nno space left on device"):
+    with pytest.raises(BrokerError, match="the broker exited unexpectedly: no space left on device"):
         dev.develop([], tmp_path, "warn")
 
     assert steps == ["prepare", signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
