@@ -67,10 +67,12 @@ class Turns(Generic[L]):
         self.admitted: float = inf
         #: How many may have their turns, with those of other consumers.
         self._free: float = inf
+        #: The offset of the message that :meth:`has_next` has found.
+        self._next = 0
         self._numbers = count()
         self._now_s = -inf
         #: The keys with waiting messages that are not at a limit, by the time of their last turn.
-        self._queue: list[tuple[int, Lines[L], Key]] = []
+        self._queue: deque[tuple[Lines[L], Key]] = deque()
         #: Keys whose rate lets their next message begin later.
         self._later: list[tuple[float, int, Lines[L], Key]] = []
         self._pace_s = -inf
@@ -121,7 +123,7 @@ class Turns(Generic[L]):
         for lines in self.lines.values():
             self._former.setdefault(lines.place, set()).update(lines.begun)
         self.lines.clear()
-        self._queue, self._later, self.running = [], [], 0
+        self._queue, self._later, self.running = deque(), [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
         """Forget all places but these: other receivers begin messages there, and count those that run."""
@@ -157,28 +159,29 @@ class Turns(Generic[L]):
     def has_next(self) -> bool:
         """Return whether a message may have its turn at the time that has passed, if handlers want it."""
         while self._queue and self.running < self._free and self._now_s >= self._may_begin_s:
-            _, lines, key = self._queue[0]
+            lines, key = self._queue[0]
             if lines.awaited:
-                heapq.heappop(self._queue)
+                self._queue.popleft()
                 lines.held.append(key)
-            elif lines.next_of(key) is None or lines.is_full(key):
-                heapq.heappop(self._queue)
+            elif (offset := lines.next_of(key)) is None or lines.is_full(key):
+                self._queue.popleft()
                 lines.queued.discard(key)
             elif (begins_s := lines.begins_s(key)) > self._now_s:
-                heapq.heappop(self._queue)
+                self._queue.popleft()
                 heapq.heappush(self._later, (begins_s, next(self._numbers), lines, key))
             else:
+                self._next = offset
                 return True
         return False
 
     def take_next(self) -> tuple[L, int]:
         """Give the next message its turn, after :meth:`has_next`; return its source and its offset."""
-        _, lines, key = heapq.heappop(self._queue)
-        offset = lines.begin(key, self._now_s)
+        lines, key = self._queue.popleft()
+        lines.begin(key, self._next, self._now_s)
         if self.limits.rate is not None:
             self._pace_s = max(self._pace_s, self._now_s) + self.limits.rate.interval_s / self._share
         self._offer(lines, key)
-        return lines.source, offset
+        return lines.source, self._next
 
     @property
     def next_s(self) -> float:
@@ -209,7 +212,7 @@ class Turns(Generic[L]):
             self._offer(lines, key)
 
     def _offer(self, lines: Lines[L], key: Key) -> None:
-        heapq.heappush(self._queue, (next(self._numbers), lines, key))
+        self._queue.append((lines, key))
 
 
 class Lines(Generic[L]):
@@ -263,7 +266,8 @@ class Lines(Generic[L]):
             if line is None:
                 line = lines[key] = deque()
             line.append(offset)
-            self._turns.offer(self, key)
+            if key not in self.queued:
+                self._turns.offer(self, key)
         return []
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
@@ -391,10 +395,8 @@ class Lines(Generic[L]):
             return -inf
         return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
 
-    def begin(self, key: Key, now_s: float) -> int:
-        """Give the next message of a key its turn; return its offset."""
-        offset = self.next_of(key)
-        assert offset is not None, "Turns.has_next was called"
+    def begin(self, key: Key, offset: int, now_s: float) -> None:
+        """Give the next message of a key its turn."""
         again = self._again.get(key)
         if again and again[0] == offset:
             again.popleft()
@@ -410,7 +412,6 @@ class Lines(Generic[L]):
                 self._most_paces = max(_MAX_KEYS, 2 * len(self.paces_s))
             pace_s = self.paces_s.get(key, _first_s(rate, self.began_s))
             self.paces_s[key] = max(pace_s, now_s) + rate.interval_s
-        return offset
 
     def _begin(self, key: Key, offset: int) -> None:
         self.begun.add(offset)

@@ -39,7 +39,7 @@ from tests.simulation.world import Plan
 from tests.unit.core.batches import acquire
 
 __all__ = ["made"]
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.timeout(900), pytest.mark.verify]
 SEEDS = (4,)
 ROUNDS = 3
 TARGET = 1 << 27
@@ -156,7 +156,6 @@ def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, comm
     assert {name: usage["directories"] for name, usage in again.items()} == dict.fromkeys([*SCHEMAS, TABLE], 0)
 
 
-@pytest.mark.verify
 def test_later_runs_of_the_lifecycle_find_what_they_find_without_it(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
@@ -230,7 +229,6 @@ def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], int]
     return lambda: count
 
 
-@pytest.mark.verify
 def test_whenever_it_is_killed_each_record_counts_once(
     spark: SparkSession, grown: Directory, expected: Rows, tmp_path: Path
 ) -> None:
@@ -276,7 +274,6 @@ def test_whenever_it_is_killed_each_record_counts_once(
 MOMENTS = ("_staging/maintain-*/markers", "_commits/maintain/*.json", "_staging/lifecycle-*")
 
 
-@pytest.mark.verify
 def test_after_sigkills_of_the_process_a_rerun_gives_what_an_undisturbed_one_gives(
     spark: SparkSession, lake: Lake, expected: Rows, tmp_path: Path
 ) -> None:
@@ -388,7 +385,6 @@ def test_columns_of_only_some_batches_are_kept(spark: SparkSession, lake: Lake) 
     assert len(found) > count
 
 
-@pytest.mark.verify
 def test_ingest_and_lifecycle_go_on_after_a_merge(
     spark: SparkSession, connection: Connection, data: Path, made: Namespace, tmp_path: Path
 ) -> None:
@@ -453,7 +449,6 @@ def is_old(row: Any, options: dict[str, int]) -> bool:
     )
 
 
-@pytest.mark.verify
 def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
     spark: SparkSession, lake: Lake, command: Command
 ) -> None:
@@ -495,7 +490,6 @@ def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
     assert commit["removed"]["messages"] == len(gone)
 
 
-@pytest.mark.verify
 def test_a_round_after_a_removal_has_the_same_results(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
@@ -515,7 +509,6 @@ def test_a_round_after_a_removal_has_the_same_results(
     assert computed_again(spark, lake) == expected
 
 
-@pytest.mark.verify
 def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_path: Path) -> None:
     """With ordering, deduplication, several queues on a topic, retention, purges and redrives."""
     worlds = Worlds()
@@ -546,7 +539,6 @@ def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_pat
         before = after
 
 
-@pytest.mark.verify
 def test_whenever_a_removal_is_killed_a_rerun_removes_the_same(
     spark: SparkSession, grown: Directory, lake: Lake, tmp_path: Path
 ) -> None:
@@ -586,7 +578,6 @@ def told_directory(spark: SparkSession, path: Path, **properties: Any) -> Direct
     return Directory(spark, path, **{**topics, "dated": True, **properties})
 
 
-@pytest.mark.verify
 def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> None:
     """Of the stories, messages that are open, lost or different stay, and dead letters, which can be redriven."""
     log = told()[0]
@@ -630,7 +621,6 @@ def deduplicated(offsets: dict[int, float]) -> Log:
     return log
 
 
-@pytest.mark.verify
 @pytest.mark.parametrize(("before_s", "left"), [(2_500, []), (290, [0, 1, 2])])
 def test_messages_with_one_deduplication_id_go_together(
     spark: SparkSession, tmp_path: Path, before_s: int, left: list[int]
@@ -649,7 +639,6 @@ def test_messages_with_one_deduplication_id_go_together(
     assert computed_again(spark, lake) == after
 
 
-@pytest.mark.verify
 @pytest.mark.parametrize(("begin", "gone"), [(0, []), (2, [0, 1])])
 def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
     spark: SparkSession, tmp_path: Path, begin: int, gone: list[int]
