@@ -32,27 +32,31 @@ def report(
     keys: dict[bytes, dict[str, Any]] = {}
     for busy in turns.busy_keys(now_s):
         # The messages of a key may be in several partitions.
-        known = keys.setdefault(busy.key, _nothing(None))
-        first = {"waiting": busy.waiting, "running": busy.running, "at_limit": busy.at_limit}
-        _add(known, {**first, "first_sent_ms": busy.source.timestamp_ms(busy.first)})
+        found = {
+            "waiting": busy.waiting,
+            "running": busy.running,
+            "at_limit": busy.at_limit,
+            "first_sent_ms": busy.source.timestamp_ms(busy.first),
+        }
+        _add(keys.setdefault(busy.key, _nothing()), found)
     busiest = heapq.nlargest(most, keys.items(), key=lambda pair: int(pair[1]["waiting"]))
     return {
         "waiting": len(keys),
-        "at_limit": sum(found["at_limit"] for found in keys.values()),
-        "busiest": [{**found, "key": redaction.ordering_key(key, headers)} for key, found in busiest],
+        "at_limit": sum(total["at_limit"] for total in keys.values()),
+        "busiest": [{"key": redaction.ordering_key(key, headers), **total} for key, total in busiest],
     }
 
 
-def _nothing(key: str | None) -> dict[str, Any]:
-    return {"key": key, "waiting": 0, "running": 0, "at_limit": False, "first_sent_ms": None}
+def _nothing() -> dict[str, Any]:
+    return {"waiting": 0, "running": 0, "at_limit": False, "first_sent_ms": None}
 
 
-def _add(known: dict[str, Any], found: Mapping[str, Any]) -> None:
-    known["waiting"] += found["waiting"]
-    known["running"] += found["running"]
-    known["at_limit"] |= found["at_limit"]
-    times = [at for at in (known["first_sent_ms"], found["first_sent_ms"]) if at is not None]
-    known["first_sent_ms"] = min(times, default=None)
+def _add(total: dict[str, Any], found: Mapping[str, Any]) -> None:
+    total["waiting"] += found["waiting"]
+    total["running"] += found["running"]
+    total["at_limit"] |= found["at_limit"]
+    times = [sent_ms for sent_ms in (total["first_sent_ms"], found["first_sent_ms"]) if sent_ms is not None]
+    total["first_sent_ms"] = min(times, default=None)
 
 
 def add_up(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -63,7 +67,7 @@ def add_up(reports: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         if key["key"] == HIDDEN:
             hidden.append(key)
         else:
-            _add(keys.setdefault(key["key"], _nothing(key["key"])), key)
+            _add(keys.setdefault(key["key"], {"key": key["key"], **_nothing()}), key)
     return {
         "waiting": sum(one["waiting"] for one in told),
         "at_limit": sum(one["at_limit"] for one in told),

@@ -45,7 +45,8 @@ class Priorities(Generic[L]):
         self._queues: dict[str, _Queue[L]] = {}
         #: The position of the last turn.
         self._position = 0
-        self._next_s = inf
+        #: When to call :meth:`take` at the latest, if nothing else happens.
+        self.next_s = inf
         #: How many messages of all queues may have their turns now, if the queues share their handlers.
         self.wanted: float = inf
 
@@ -82,7 +83,7 @@ class Priorities(Generic[L]):
         blocking = -inf
         while waiting and len(taken) < self.wanted:
             overdue = [queue for queue in waiting if now_s - queue.since_s >= MAX_HELD_BACK_S]
-            # Of equal ones, the first, which has the highest priority.
+            # min() returns the first of equal ones, and the queues are sorted by priority.
             queue = min(overdue or waiting, key=lambda queue: queue.since_s if overdue else queue.position)
             turns = queue.turns
             if turns.running >= turns.wanted:
@@ -102,10 +103,5 @@ class Priorities(Generic[L]):
                     queue.since_s = inf
                     waiting.remove(queue)
         self.wanted -= len(taken)
-        self._next_s = min([queue.since_s + MAX_HELD_BACK_S for queue in held_back], default=inf)
+        self.next_s = min([queue.since_s + MAX_HELD_BACK_S for queue in held_back], default=inf)
         return taken
-
-    @property
-    def next_s(self) -> float:
-        """When to call :meth:`take` at the latest, if nothing else happens."""
-        return self._next_s

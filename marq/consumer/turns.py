@@ -98,7 +98,7 @@ class Turns(Generic[L]):
         # A higher rate applies at once.
         later, self._later = self._later, []
         for _, _, lines, key in later:
-            self._offer(lines, key)
+            self._queue.append((lines, key))
         for lines in self.lines.values():
             lines.apply(self._now_s)
 
@@ -154,7 +154,7 @@ class Turns(Generic[L]):
         self._free = min(self._most - awaited, self.admitted)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
-            self._offer(lines, key)
+            self._queue.append((lines, key))
 
     def has_next(self) -> bool:
         """Return whether a message may have its turn at the time that has passed, if handlers want it."""
@@ -180,7 +180,7 @@ class Turns(Generic[L]):
         lines.begin(key, self._next, self._now_s)
         if self.limits.rate is not None:
             self._pace_s = max(self._pace_s, self._now_s) + self.limits.rate.interval_s / self._share
-        self._offer(lines, key)
+        self._queue.append((lines, key))
         return lines.source, self._next
 
     @property
@@ -203,16 +203,12 @@ class Turns(Generic[L]):
         """Give a key its next turn after those of all others that wait."""
         if key not in lines.queued:
             lines.queued.add(key)
-            self._offer(lines, key)
+            self._queue.append((lines, key))
 
     def offer_held(self, lines: Lines[L]) -> None:
         """Let the keys of a source take turns when the messages of other consumers are known."""
-        held, lines.held = lines.held, []
-        for key in held:
-            self._offer(lines, key)
-
-    def _offer(self, lines: Lines[L], key: Key) -> None:
-        self._queue.append((lines, key))
+        self._queue.extend((lines, key) for key in lines.held)
+        lines.held = []
 
 
 class Lines(Generic[L]):
@@ -266,8 +262,7 @@ class Lines(Generic[L]):
             if line is None:
                 line = lines[key] = deque()
             line.append(offset)
-            if key not in self.queued:
-                self._turns.offer(self, key)
+            self._turns.offer(self, key)
         return []
 
     def remove(self, offsets: Iterable[int]) -> list[int]:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from marq.queues.definition_log import DefinitionLog, UnfinishedMessages
 from marq.settings.definitions import Definitions
-from marq.settings.queue import QueueSettings
+from marq.settings.queue import TURN_KEYS, QueueSettings
 from marq.wire.errors import ConfigError
 
 
@@ -44,7 +44,7 @@ def refusal(queue: str, key: str, messages: UnfinishedMessages) -> str:
             " delivered again: the queue's consumers have not committed their offsets. Let a consumer run for some"
             " seconds, and repeat the change"
         )
-    if key in ("limits", "fair", "priority"):
+    if key in TURN_KEYS:
         return (
             f"queue {queue!r}: {key} can't be removed while the queue has messages ({messages}), because its consumers"
             " would not deliver them again: wait until all are processed, or set limits = {}, which lifts all limits,"
@@ -62,9 +62,7 @@ def _changed(before: QueueSettings, after: QueueSettings) -> str | None:
         return "ordering" if after.ordered and after.topic is not None else None
     if not after.by_key:
         # Its tracker would deliver no message again: messages keep their places until their consumers do that.
-        return next(
-            key for key in ("ordering", "limits", "fair", "priority") if getattr(before, key) != getattr(after, key)
-        )
+        return next(key for key in ("ordering", *TURN_KEYS) if getattr(before, key) != getattr(after, key))
     return next(
         (key for key in ("ordering", "topic", "partitions") if getattr(before, key) != getattr(after, key)), None
     )

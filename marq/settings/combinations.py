@@ -8,15 +8,14 @@ from __future__ import annotations
 from marq.settings.definitions import Definitions
 from marq.settings.durations import plain_seconds
 from marq.settings.ordering_keys import ordering_error
-from marq.settings.queue import LATEST
+from marq.settings.queue import LATEST, TURN_KEYS
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
 
 #: The settings that each check compares.
 LEASE_KEYS = frozenset({"lease", "max_lease"})
 ORDERING_KEYS = frozenset(
-    {"ordering", "on_dead_letter", "delivery", "delay", "dead_letter", "key", "expires_after"}
-    | {"limits", "fair", "priority"}
+    {"ordering", "on_dead_letter", "delivery", "delay", "dead_letter", "key", "expires_after", *TURN_KEYS}
 )
 TOPIC_KEYS = frozenset({"topic", "group", "handler"})
 #: What the layers of a setting are called, by :meth:`Definitions.origin`.

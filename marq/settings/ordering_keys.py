@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, ORDERING_KEY, QueueSettings
+from marq.settings.queue import AT_MOST_ONCE, BLOCK, ORDERED_BY_KEY, ORDERING_KEY, TURN_KEYS, QueueSettings
 from marq.wire.errors import ConfigError
 from marq.wire.names import utf8
 
@@ -29,7 +29,7 @@ class OrderingError(NamedTuple):
 def ordering_error(settings: QueueSettings) -> OrderingError | None:
     """Return the setting that contradicts ``ordering`` or another setting by which messages have turns, or None."""
     if settings.limited and not settings.ordered:
-        name = "limits" if settings.limits is not None else "fair" if settings.fair else "priority"
+        name = next(key for key in TURN_KEYS if getattr(settings, key))
         if settings.delivery == AT_MOST_ONCE:
             advice = f"cannot be combined with {name}: use at-least-once delivery, or no {name}"
             return OrderingError("delivery", f'"{AT_MOST_ONCE}"', advice)

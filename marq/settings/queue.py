@@ -44,6 +44,8 @@ REJECT = "reject"
 #: The value of ``partitions`` for all partitions.
 ALL = "all"
 MAX_SPREAD = 10_000
+#: The settings with which keys take turns.
+TURN_KEYS = ("limits", "fair", "priority")
 #: Keys that [defaults] may not have.
 OWN_KEYS = (
     "group", "topic", "handler", "partitions", "ordering", "on_dead_letter", "start", "key", "limits", "fair",
@@ -81,9 +83,8 @@ class QueueSettings:
     With ``tracebacks``, a dead letter has the traceback of the last attempt. ``limits`` bounds how many messages run at
     a time and begin per second, of the queue and of each key; with ``fair``, keys take turns. ``key`` tells what the
     key of a message is, "ordering" for its ordering key. Of the queues of a group, those with the highest ``priority``
-    come first; None for no priority. A message is not delivered ``expires_after_ms``
-    after it was sent, or after it was due if it was delayed; with ``expired`` DEAD_LETTER it becomes a dead letter
-    then, otherwise it is dropped.
+    come first; None for no priority. A message is not delivered ``expires_after_ms`` after it was sent, or after it was
+    due if it was delayed; with ``expired`` DEAD_LETTER it becomes a dead letter then, otherwise it is dropped.
 
     While ``paused``, nothing is delivered; messages in flight end as usual, and senders continue. A pause ends at
     ``paused_until_ms``: :meth:`marq.settings.definitions.Definitions.end_pauses` replaces the settings then.
@@ -314,25 +315,18 @@ def _count(most: int) -> Check:
     return check
 
 
-def _count_or(most: int, word: str, noun: str = "whole number") -> Check:
+def _count_or(most: int, other: str | bool, noun: str = "whole number") -> Check:
+    words = "false" if other is False else f'"{other}"'
+
     def check(name: str, value: object) -> None:
         try:
-            if value != word:
+            # 0 equals False.
+            if value != other or isinstance(value, bool) is not isinstance(other, bool):
                 _count(most)(name, value)
         except ConfigError:
-            raise ConfigError(f'{name}: expected a {noun} from 1 to {most}, or "{word}", not {value!r}') from None
+            raise ConfigError(f"{name}: expected a {noun} from 1 to {most}, or {words}, not {value!r}") from None
 
     return check
-
-
-def _priority(name: str, value: object) -> None:
-    try:
-        if value is not False:
-            _count(MAX_PRIORITY)(name, value)
-    except ConfigError:
-        raise ConfigError(
-            f"{name}: expected a whole number from 1 to {MAX_PRIORITY}, or false, not {value!r}"
-        ) from None
 
 
 def switch(name: str, value: object) -> None:
@@ -484,7 +478,7 @@ CHECKS: Mapping[str, Check] = {
     "key": named(check_key),
     "limits": _table_or_false('{ concurrency = 50, rate = "200/s", per_key = { concurrency = 2 } }', _LIMITS),
     "fair": switch,
-    "priority": _priority,
+    "priority": _count_or(MAX_PRIORITY, False),
     "expires_after": _seconds_or_false,
     "expired": _either(DROP, DEAD_LETTER),
 }

@@ -34,7 +34,7 @@ class HandledQueue:
     topic: str | None = None
     reads: Partitions = None
     types: Mapping[str, str] = field(default_factory=dict)
-    #: Whether it has limits or fairness: a running process can't change how it receives.
+    #: Whether its keys take turns: a running process can't change how it receives.
     limited: bool = False
 
     @property

@@ -223,20 +223,20 @@ class Outcomes:
         self._sending: dict[str, asyncio.Task[None]] = {}
 
     async def ack(self, deliveries: Sequence[DeliveryHandle]) -> None:
-        """Delete messages. Raises SqsError if a kept one's delivery is over, MarqError if that is unknown."""
-        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+        """Delete messages. Raises SqsError if the delivery of a kept message is over, MarqError if that is unknown."""
+        if tokens := _not_kept(deliveries):
             await self._settler.ack(tokens)
         await self._settle(deliveries, ACK)
 
     async def renew(self, deliveries: Sequence[DeliveryHandle], lease_ms: int) -> None:
         """Hide messages for this long from now on; same errors as :meth:`ack`."""
-        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+        if tokens := _not_kept(deliveries):
             await self._settler.renew([(token, lease_ms) for token in tokens])
         await self._settle(deliveries, RENEW, lease_ms=lease_ms)
 
     async def release(self, deliveries: Sequence[DeliveryHandle], *, counted: bool = True) -> None:
         """Make messages available; same errors as :meth:`ack`."""
-        if tokens := [delivery.token for delivery in deliveries if not delivery.url]:
+        if tokens := _not_kept(deliveries):
             await self._settler.release(tokens, counted=counted)
         await self._settle(deliveries, RELEASE, counted=counted)
 
@@ -311,6 +311,11 @@ class Outcomes:
                 await self._settler.renew([(outcome.token, outcome.lease_ms)])
             case _:
                 await self._settler.release([outcome.token], counted=outcome.counted)
+
+
+def _not_kept(deliveries: Sequence[DeliveryHandle]) -> list[Token]:
+    """Return the tokens of messages that no endpoint keeps: a marker settles them."""
+    return [delivery.token for delivery in deliveries if not delivery.url]
 
 
 def _answer(pending: Sequence[Pending], results: Sequence[bool]) -> None:

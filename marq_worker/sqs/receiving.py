@@ -441,12 +441,11 @@ class Receivers:
         if self.stopped:
             # Nothing would stop a new consumer, and it would keep partitions until the process ends.
             raise SqsError("ServiceUnavailable", "the endpoint is stopping; try again")
-        receiver = self._receivers.get(queue)
-        if receiver is not None and receiver.keeps is not self._keeps(queue):
-            # The queue's settings have changed.
-            self._drop(queue)
-            receiver = None
+        receiver = self.known(queue)
         if receiver is None:
+            if queue in self._receivers:
+                # The queue's settings have changed.
+                self._drop(queue)
             self._receivers[queue] = receiver = self._new_receiver(queue)
         return receiver
 
@@ -458,7 +457,7 @@ class Receivers:
     async def drop_idle(self) -> None:
         """Stop receiving from queues that are no longer polled, and stop receivers that no longer fit their queues."""
         for queue, receiver in list(self._receivers.items()):
-            ends = receiver.idle_s > IDLE_S or receiver.keeps is not self._keeps(queue)
+            ends = receiver.idle_s > IDLE_S or self.known(queue) is None
             # A client may poll it by now, because each stop takes a moment.
             if ends and self._receivers.get(queue) is receiver:
                 await self.drop(queue)
