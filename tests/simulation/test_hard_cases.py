@@ -441,6 +441,19 @@ def test_limits_hold_in_all_consumers_through_crashes_and_rebalances() -> None:
     assert min(settings.values()) > 5
 
 
+def test_priorities_each_turn_is_due_to_its_queue_by_what_else_waits() -> None:
+    """Each turn is judged (prioritising.py); higher, lower and equal queues wait together, some for a second."""
+    stats: Counter[str] = Counter()
+    for seed in range(2 * SEEDS):
+        plan = Plan(faults=swarm.only(late_read=0.1), messages=100, priorities=((9, 1), (5, 5), (9, 5, 1))[seed % 3])
+        result, _, world = inspect(seed, plan)
+        assert result.failed == "", f"seed {seed}"
+        stats.update(world.stats)
+
+    turns = ("turns_of_higher", "turns_of_lower", "turns_of_equal", "overdue_turns")
+    assert min(stats[name] for name in turns) > 10
+
+
 def test_each_hard_case_has_a_test_here() -> None:
     tests = [name for name in globals() if name.startswith("test_")]
     cases = [case.replace("LeaseLost", "lease_lost").replace(" ", "_") for case in HARD_CASES]
