@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 Change = tuple[str, str]
@@ -22,7 +21,7 @@ class Mutant(NamedTuple):
     changes: Mapping[str, Sequence[Change]]
     killed_by: frozenset[str]
     faults: Mapping[str, float] | None = None
-    plan: Mapping[str, Any] = MappingProxyType({})
+    plan: Mapping[str, Any] | None = None
 
     @property
     def inside(self) -> bool:

@@ -113,7 +113,7 @@ def judge(mutant: Mutant, seeds: int, blind: bool = False) -> Verdict:
         return Verdict(mutant.name, "", -1, f"it can't be made: {error}", False)
     finally:
         sys.meta_path.remove(finder)
-    plan = world.Plan(faults=swarm.only(**mutant.faults) if mutant.faults else None, blind=blind, **mutant.plan)
+    plan = world.Plan(faults=swarm.only(**mutant.faults) if mutant.faults else None, blind=blind, **(mutant.plan or {}))
     for seed in range(seeds):
         result = world.simulate(seed, plan)
         if result.failed:
