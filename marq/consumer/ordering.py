@@ -54,7 +54,7 @@ FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
 WAITING_ASK_S = 10.0
 #: Pause after a failed attempt to acquire messages.
 RETRY_S = 0.1
-#: How long after its turn a message of a queue with a rate may begin: it may have to be asked about and acquired first.
+#: How long after its turn a message of a queue with a rate may begin: some are acquired only then.
 MAX_TURN_S = 1.0
 #: How long positions wait for a commit if nothing new is read.
 COMMIT_S = 1.0

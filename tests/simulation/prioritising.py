@@ -49,7 +49,7 @@ class JudgedPriorities(Priorities[KeyQueues]):
         if len(taken) > max(wanted, 0):
             self._find(f"{len(taken)} turns, although handlers want {wanted} messages")
         waiting = [name for name in self._waiting(paused, now_s) if name in former_s]
-        # Whatever waits now has waited all the time: a turn makes no other message wait.
+        # Queues that wait now have waited all the time: a turn makes no other message wait.
         able = [name for name in waiting if self._queues[name].turns.running < self._queues[name].turns.wanted]
         for keys, _ in taken:
             self._judge(keys.queue, waiting, able, now_s)
