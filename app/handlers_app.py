@@ -64,7 +64,7 @@ class HandlersApp(MarqApp):
         await self.handlers.start(
             self.client, self.acquirers.writer, topics, definitions, settings.instance_id, shutdown_s, limit_s
         )
-        self.queues.listen(self.handlers.apply_pauses)
+        self.queues.listen(self.handlers.apply_definitions)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
         # the process only if its consumer reads nothing.
         ask = BrokerProbe(self.client).ask
