@@ -22,8 +22,10 @@ _NO_TYPES: Mapping[str, Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class HandledQueue:
-    """``handler`` is ``module:function``; ``topic``: the queue's own topic. ``types`` has the handlers of the queue that
-    are for one type of messages; ``handler`` is then for the others, None if no handler is.
+    """``handler`` is ``module:function``; ``topic``: the queue's own topic.
+
+    ``types`` has the handlers of the queue that are for one type of messages; ``handler`` is then for the others, None
+    if no handler is.
     """
 
     handler: str | None
