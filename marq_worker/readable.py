@@ -90,7 +90,9 @@ def why_dead(reason: str, error: str) -> str:
 
 def end_with(error: Exception) -> NoReturn:
     """End the process with the error's notes (such as the traceback of a failed import) and its text."""
-    sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))
+    from marq_worker.config.settings import as_written
+
+    sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {as_written(str(error))}"]))
 
 
 async def or_exit(starting: Awaitable[Found]) -> Found:
