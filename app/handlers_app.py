@@ -40,6 +40,7 @@ log = logging.getLogger("marq.handlers")
 class HandlersApp(MarqApp):
     """The Faust application of one group; its id is the group's consumer group."""
 
+    leaves_threads = True
     group: HandlerGroup
     queues: Queues
     handlers: RunningHandlers
