@@ -16,7 +16,7 @@ cancelled. No time is skipped or repeated:
   is in the header ``marq-previous-time`` of the new definition's first message.
 
 Each message also has the last times that were delivered before it, for people: they go from one message to the next in
-the header ``marq-previous-runs``, and begin anew with a changed definition, whose messages have other ids.
+the header ``marq-previous-runs``, and start over with a changed definition, whose messages have other ids.
 
 The next time is after the last one written and after the log's clock. If no workers were running or the queue was
 paused for a while, only the message that was already written is delivered late. With ``catch_up``, the next time is the
