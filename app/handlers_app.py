@@ -23,12 +23,12 @@ from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.config.settings import AppSettings, shutdown_limit_s
+from marq_worker.fatal_errors import or_exit
 from marq_worker.handlers.handler_groups import HandlerGroup
 from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
 from marq_worker.handlers.running_handlers import RunningHandlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
-from marq_worker.readable import or_exit
 from marq_worker.redaction import Redaction
 from marq_worker.watchdog.blocked_loop import describe_task
 from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance

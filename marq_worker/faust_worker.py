@@ -17,8 +17,8 @@ import faust
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import Role
+from marq_worker.fatal_errors import end_with
 from marq_worker.logs import hide_faust, shape
-from marq_worker.readable import end_with
 from marq_worker.web.addresses import no_address, own_address
 from marq_worker.web.security import check_exposure
 from marq_worker.worker_folders import claim_folder
