@@ -312,7 +312,7 @@ def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_rea
     delayed = 0
     for world in worlds(8 * SEEDS, commit_unknown=0.4, consumer_crash=0.01, rebalance_every_ms=500.0, marker_slow=0.2):
         stats += world.stats
-        delayed += sum(max(event.get("dues_ms", [-1])) >= 0 for event in markers(world, "ACQUIRE"))
+        delayed += sum(max(event["dues_ms"] or [-1]) >= 0 for event in markers(world, "ACQUIRE"))
 
     assert delayed > stats["delayed_by_header"] > 100
 
