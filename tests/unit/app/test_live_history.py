@@ -49,7 +49,7 @@ def test_a_minute_has_rates_and_the_longest_times(tmp_path: Path) -> None:
 
 
 def test_a_minute_without_events_is_zero_once_windows_are_known_and_unknown_before_and_after(tmp_path: Path) -> None:
-    write_windows(tmp_path, {("emails", NOON - 240): {"sent": 6}}, computed_s=NOON - 45)
+    write_windows(tmp_path, {("emails", NOON - 240): {"sent": 6}}, computed_s=NOON - 30)
 
     history = read(tmp_path)
 
