@@ -137,6 +137,9 @@ class LiveWindows(Run):
         # An empty one would never be deleted.
         staged = {table: part for table, part in staged.items() if batch_place(table, self._number) in places}
         self._lake.publish(TABLE, self._number, staged, commit)
+        # Only now: a run that was killed before its commit may keep other queues the next time.
+        for queue in {*before["kept"]} - {*kept}:
+            self._lake.delete(windows_folder(queue))
         return commit, changed
 
     def _write_state(self, former: DataFrame, parts: DataFrame, cut: Cut) -> Commit:

@@ -18,6 +18,7 @@ from marq.wire.live_windows import STATUS_FILE, WINDOWS_FOLDER
 from pipeline.lake import Lake
 from pipeline.lifecycle_runs import Run
 from pipeline.live_windows import LiveWindows, _merged, busiest
+from pipeline.maintenance import Maintenance
 from pipeline.statistics import EVENTS, MEASURED, statistics
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.windows import Windows, span
@@ -148,6 +149,24 @@ def test_directories_that_no_commit_names_are_deleted_by_the_next_run(in_rounds:
     named = {place for name in ("state", "events") for place, *_ in commit[name]} | {*commit["garbage"]}
 
     assert {str(path.relative_to(in_rounds.path)) for path in in_rounds.path.glob("live/side=*/batch=*")} == named
+
+
+@pytest.mark.verify
+def test_maintain_leaves_batches_that_the_windows_have_not_counted(spark: SparkSession, tmp_path: Path) -> None:
+    three = directory(spark, tmp_path)
+    first, *others = rounds(told()[0], 3.2, 33.1)
+    three.bring(first)
+    LiveWindows(spark, three.lake).update(NOW_MS)
+    for tables in others:
+        three.bring(tables)
+    Run(spark, three.lake).take()
+
+    def merged() -> int:
+        return Maintenance(spark, three.lake, 2**30).run(dry_run=True).usage["markers"].directories
+
+    assert merged() == 0
+    LiveWindows(spark, three.lake).update(NOW_MS)
+    assert merged() == 3
 
 
 def test_a_directory_is_merged_with_those_that_are_at_most_twice_as_large() -> None:
