@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -24,6 +25,8 @@ from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.windows import Windows, span
 from tests.pipeline.directory import Directory, Tables, arrow
 from tests.pipeline.stories import BEGIN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.test_worlds import rounds as cut
+from tests.pipeline.worlds import Worlds
 
 MINUTE_MS = 60_000
 NOW_MS = int(BEGIN.timestamp() * 1000) + 60 * MINUTE_MS
@@ -112,6 +115,27 @@ def test_the_same_records_give_the_same_rows_as_stats_in_one_run(spark: SparkSes
 @pytest.mark.verify
 def test_the_same_records_give_the_same_rows_as_stats_in_several_runs_with_crashes(in_rounds: Directory) -> None:
     assert of_queues(written(in_rounds.path)) == computed(in_rounds)
+
+
+@pytest.mark.verify
+def test_worlds_under_faults_that_are_cut_into_rounds_give_the_same_rows_as_stats(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    worlds = Worlds()
+    for seed in range(200, 212):
+        worlds.add(seed)
+    found = Directory(
+        spark, tmp_path, worlds.first, worlds.begins,
+        without_dead_letters=sorted(worlds.without_dead_letters), without_order=sorted(worlds.without_order),
+        subscriptions=worlds.subscriptions,
+    )  # fmt: skip
+    whole = worlds.tables(spark)
+    newest = max(row["logged_at"] for row in whole.markers.to_pylist())
+    for tables in cut(whole, random.Random(5), 3):
+        found.bring(tables)
+        LiveWindows(spark, found.lake).update(int(newest.timestamp() * 1000))
+
+    assert of_queues(written(tmp_path)) == computed(found)
 
 
 @pytest.mark.verify
