@@ -20,8 +20,9 @@ from typing import Any
 
 import marq
 from lab import variants
+from lab.cpu_waits import recorded_stalls
 from lab.proof import history
-from lab.recorder import Recorder, around, recorded_stalls
+from lab.recorder import Recorder, around
 from marq.client import message_token
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL

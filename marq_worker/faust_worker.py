@@ -1,4 +1,4 @@
-"""The process of a worker: its folder, its web address, and the time limit of its stop."""
+"""The process of a worker: its folder, its web address, and its end if a stop takes longer than its limit."""
 
 from __future__ import annotations
 

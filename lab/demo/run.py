@@ -19,12 +19,12 @@ from typing import Any
 from aiokafka.errors import KafkaError
 
 import marq
+from lab.cpu_waits import BrokerWatch
 from lab.demo.progress import Display
 from lab.program import START_SECONDS, Program, RunError, Worker
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
-from lab.recorder import BrokerWatch
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 

@@ -9,7 +9,8 @@ and must not end before the earliest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from math import inf
 from typing import NamedTuple
 
@@ -78,6 +79,11 @@ def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standi
     The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
     last one that fits the fact's cause counts.
     """
+    return next(iter(_moments_due(trail, fact, log)), None)
+
+
+def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> list[tuple[Standing, int]]:
+    """Return each moment at which the message was due, as in :func:`decided_on`: the most likely one first."""
     until, found = fact.offset, list[tuple[Standing, int]]()
     for offset, standing in reversed(trail.changes):
         if offset < fact.offset:
@@ -85,8 +91,7 @@ def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standi
             if standing is not None and waits and seen is not None and standing.due_ms <= seen[1]:
                 found.append((standing, until))
             until = offset
-    fitting = [pair for pair in found if _fits(fact.cause, pair[0].state)]
-    return next(iter(fitting + found), None)
+    return sorted(found, key=lambda moment: not _fits(fact.cause, moment[0].state))
 
 
 def _fits(cause: str, state: str) -> bool:
@@ -102,7 +107,7 @@ def judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
     judged = _Judged(evidence, trail, fire, f"{trail} at {log.name}/{fire.applied}", fire.version)
     clock_ms = log.clock_of_tick(fire.holder, fire.tick)
     if fire.tick is not None and clock_ms is not None and standing is not None:
-        judged.expiry(log, standing, (fire.tick, clock_ms), fire.applied)
+        judged.expiry(log, [standing], (fire.tick, clock_ms), fire.applied)
     if fire.tick is None or clock_ms is None or not fire.fenced_at <= fire.tick <= fire.applied:
         judged.find("before-own-tick", f"own TICK {fire.tick}, fenced at {fire.fenced_at}")
     elif standing is not None and standing.state in IN_ORDER:
@@ -121,13 +126,13 @@ def judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
     if tick is None:
         judged.find("before-own-tick", f"no TICK of {fact.holder} before")
         return
-    # A request may have changed it between the decision and the fact.
-    decided = decided_on(trail, fact, log)
-    judged.expiry(log, fact.before if decided is None else decided[0], tick, fact.offset)
-    if decided is None:
-        judged.too_soon(trail.at(tick[0]), *tick)
+    # A request may have changed it between the decision and the fact; a RESCHEDULE also changes when it expires.
+    moments = [standing for standing, _ in _moments_due(trail, fact, log)]
+    judged.expiry(log, moments or [fact.before], tick, fact.offset)
+    if moments:
+        judged.ending(moments[0])
     else:
-        judged.ending(decided[0])
+        judged.too_soon(trail.at(tick[0]), *tick)
 
 
 class _Judged(NamedTuple):
@@ -186,9 +191,13 @@ class _Judged(NamedTuple):
             counted = attempt in {end.attempt for end in endings}
             self.find("wrong-cause" if counted else "attempts", f"{made}, expected {endings}")
 
-    def expiry(self, log: MarkersLog, standing: Standing | None, tick: tuple[int, int], until: int) -> None:
-        """Judge whether a message had expired between a tracker's TICK and the last marker that it can have read."""
-        times_ms = list(_expiries_ms(self.evidence, self.trail, standing, self.version))
+    def expiry(self, log: MarkersLog, standings: Sequence[Standing | None], tick: tuple[int, int], until: int) -> None:
+        """Judge whether a message had expired between a tracker's TICK and the last marker that it can have read.
+
+        The tracker decided on one of the ``standings``.
+        """
+        expiries = [_expiries_ms(self.evidence, self.trail, standing, self.version) for standing in standings]
+        times_ms = list(chain.from_iterable(expiries))
         if self.made.kind in COPIED and tick[1] >= max(times_ms):
             self.find("expired", f"sent at {tick[1]}, expired at {max(times_ms)}")
         if self.made.cause == MESSAGE_EXPIRED and log.clock.latest(tick[0], until + 1, -1) < min(times_ms):

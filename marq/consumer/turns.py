@@ -72,7 +72,7 @@ class Turns(Generic[L]):
         self._numbers = count()
         self._now_s = -inf
         #: The keys with waiting messages that are not at a limit, by the time of their last turn.
-        self._queue: deque[tuple[Lines[L], Key]] = deque()
+        self.queue: deque[tuple[Lines[L], Key]] = deque()
         #: Keys whose rate lets their next message begin later.
         self._later: list[tuple[float, int, Lines[L], Key]] = []
         self._pace_s = -inf
@@ -87,6 +87,8 @@ class Turns(Generic[L]):
         self.limits, self._share = settings.limits or _NO_LIMITS, share
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
+        #: How many messages of a key may have their turns.
+        self.most_of_key: float = 1 if self.strict else self.limits.per_key.concurrency or inf
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
         rated = self.limits.rate is not None or self.limits.per_key.rate is not None
         self.sparing = settings.fair or settings.priority is not None or rated
@@ -98,7 +100,7 @@ class Turns(Generic[L]):
         # A higher rate applies at once.
         later, self._later = self._later, []
         for _, _, lines, key in later:
-            self._queue.append((lines, key))
+            self.queue.append((lines, key))
         for lines in self.lines.values():
             lines.apply(self._now_s)
 
@@ -123,7 +125,7 @@ class Turns(Generic[L]):
         for lines in self.lines.values():
             self._former.setdefault(lines.place, set()).update(lines.begun)
         self.lines.clear()
-        self._queue, self._later, self.running = deque(), [], 0
+        self.queue, self._later, self.running = deque(), [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
         """Forget all places but these: other receivers begin messages there, and count those that run."""
@@ -154,20 +156,23 @@ class Turns(Generic[L]):
         self._free = min(self._most - awaited, self.admitted)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
-            self._queue.append((lines, key))
+            self.queue.append((lines, key))
 
     def has_next(self) -> bool:
         """Return whether a message may have its turn at the time that has passed, if handlers want it."""
-        while self._queue and self.running < self._free and self._now_s >= self._may_begin_s:
-            lines, key = self._queue[0]
+        if self.limits.rate is not None and self._now_s < self._may_begin_s:
+            return False
+        rated = self.limits.per_key.rate is not None
+        while self.queue and self.running < self._free:
+            lines, key = self.queue[0]
             if lines.awaited:
-                self._queue.popleft()
+                self.queue.popleft()
                 lines.held.append(key)
             elif (offset := lines.next_of(key)) is None or lines.is_full(key):
-                self._queue.popleft()
+                self.queue.popleft()
                 lines.queued.discard(key)
-            elif (begins_s := lines.begins_s(key)) > self._now_s:
-                self._queue.popleft()
+            elif rated and (begins_s := lines.begins_s(key)) > self._now_s:
+                self.queue.popleft()
                 heapq.heappush(self._later, (begins_s, next(self._numbers), lines, key))
             else:
                 self._next = offset
@@ -176,11 +181,13 @@ class Turns(Generic[L]):
 
     def take_next(self) -> tuple[L, int]:
         """Give the next message its turn, after :meth:`has_next`; return its source and its offset."""
-        lines, key = self._queue.popleft()
-        lines.begin(key, self._next, self._now_s)
+        lines, key = self.queue.popleft()
+        if lines.begin(key, self._next, self._now_s):
+            self.queue.append((lines, key))
+        else:
+            lines.queued.discard(key)
         if self.limits.rate is not None:
             self._pace_s = max(self._pace_s, self._now_s) + self.limits.rate.interval_s / self._share
-        self._queue.append((lines, key))
         return lines.source, self._next
 
     @property
@@ -190,7 +197,7 @@ class Turns(Generic[L]):
         if self._later:
             times.append(self._later[0][0])
         # Other waits, for the end of a message or for handlers, end with an event.
-        if self._queue and self._may_begin_s > self._now_s:
+        if self.queue and self._may_begin_s > self._now_s:
             times.append(self._may_begin_s)
         return min(times, default=inf)
 
@@ -203,11 +210,11 @@ class Turns(Generic[L]):
         """Give a key its next turn after those of all others that wait."""
         if key not in lines.queued:
             lines.queued.add(key)
-            self._queue.append((lines, key))
+            self.queue.append((lines, key))
 
     def offer_held(self, lines: Lines[L]) -> None:
         """Let the keys of a source take turns when the messages of other consumers are known."""
-        self._queue.extend((lines, key) for key in lines.held)
+        self.queue.extend((lines, key) for key in lines.held)
         lines.held = []
 
 
@@ -255,14 +262,18 @@ class Lines(Generic[L]):
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
         """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
         lines = self._lines
+        keys_of, queued, queue = self._keys, self.queued, self._turns.queue
         for offset, ordering_key in zip(offsets, keys, strict=True):
             key: Key = offset if ordering_key is None else ordering_key
-            self._keys[offset] = key
+            keys_of[offset] = key
             line = lines.get(key)
             if line is None:
-                line = lines[key] = deque()
-            line.append(offset)
-            self._turns.offer(self, key)
+                lines[key] = deque((offset,))
+            else:
+                line.append(offset)
+            if key not in queued:
+                queued.add(key)
+                queue.append((self, key))
         return []
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
@@ -270,7 +281,8 @@ class Lines(Generic[L]):
         for offset in offsets:
             key = self._keys.pop(offset, None)
             if key is not None:
-                self._unpark(offset, key)
+                if self._parked:
+                    self._unpark(offset, key)
                 self._end(offset, key)
         return []
 
@@ -360,6 +372,8 @@ class Lines(Generic[L]):
 
     def next_of(self, key: Key) -> int | None:
         """Return the next message of a key."""
+        if not self._again:
+            return self._first(self._lines, key)
         again, new = self._first(self._again, key), self._first(self._lines, key)
         if again is None or (new is not None and key in self._repeated and not self.strict):
             return new
@@ -368,20 +382,19 @@ class Lines(Generic[L]):
     def _first(self, lines: dict[Key, deque[int]], key: Key) -> int | None:
         """Return the first message of a line; forget those that have ended, have their turns, or wait elsewhere."""
         line = lines.get(key)
+        if line is None:
+            return None
         while line:
             offset = line[0]
             if offset in self._keys and offset not in self.begun and offset not in self._parked:
                 return offset
             line.popleft()
-        lines.pop(key, None)
+        del lines[key]
         return None
 
     def is_full(self, key: Key) -> bool:
         """Return whether as many messages of a key run as may."""
-        if key in self._stopped:
-            return True
-        most = 1 if self.strict else self._turns.limits.per_key.concurrency
-        return most is not None and self._running.get(key, 0) >= most
+        return self._running.get(key, 0) >= self._turns.most_of_key or key in self._stopped
 
     def begins_s(self, key: Key) -> float:
         """Return when the next message of a key may begin."""
@@ -390,15 +403,21 @@ class Lines(Generic[L]):
             return -inf
         return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
 
-    def begin(self, key: Key, offset: int, now_s: float) -> None:
-        """Give the next message of a key its turn."""
-        again = self._again.get(key)
+    def begin(self, key: Key, offset: int, now_s: float) -> bool:
+        """Give the next message of a key its turn; return whether others of the key may wait."""
+        again = self._again.get(key) if self._again else None
         if again and again[0] == offset:
             again.popleft()
             self._repeated.add(key)
+            more = True
         else:
-            self._lines[key].popleft()
-            self._repeated.discard(key)
+            line = self._lines[key]
+            line.popleft()
+            if self._repeated:
+                self._repeated.discard(key)
+            more = again is not None or len(line) > 0
+            if not line:
+                del self._lines[key]
         self._begin(key, offset)
         rate = self._turns.limits.per_key.rate
         if rate is not None and not isinstance(key, int):
@@ -407,6 +426,7 @@ class Lines(Generic[L]):
                 self._most_paces = max(_MAX_KEYS, 2 * len(self.paces_s))
             pace_s = self.paces_s.get(key, _first_s(rate, self.began_s))
             self.paces_s[key] = max(pace_s, now_s) + rate.interval_s
+        return more
 
     def _begin(self, key: Key, offset: int) -> None:
         self.begun.add(offset)
@@ -424,7 +444,7 @@ class Lines(Generic[L]):
                 del self._running[key]
         if self.next_of(key) is not None:
             self._turns.offer(self, key)
-        else:
+        elif self._repeated:
             self._repeated.discard(key)
 
 

@@ -33,7 +33,7 @@ class OwnerTransaction:
     due: Sequence[Due] = ()
     #: Whether ``markers`` has messages of schedules.
     planned: bool = False
-    #: The TICK among ``markers``: abort its transaction if it takes too long (see marq.core.storage.clock).
+    #: The TICK among ``markers``: abort its transaction if it takes too long (see marq.core.storage.log_clock).
     tick: Tick | None = None
     #: Rows for the changelog and then the table (None: delete), which hold the fold up to ``applied``.
     rows: Mapping[bytes, bytes | None] | None = None

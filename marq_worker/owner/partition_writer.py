@@ -40,7 +40,7 @@ log = logging.getLogger("marq.tracker")
 
 #: Time limit of a transaction.
 TRANSACTION_SECONDS = 15.0
-#: Time limit of a transaction with a TICK: well below marq.core.storage.clock.MAX_DRIFT_MS.
+#: Time limit of a transaction with a TICK: well below marq.core.storage.log_clock.MAX_DRIFT_MS.
 TICK_SECONDS = 3.0
 STOP_PRODUCER_SECONDS = 1.0
 #: No record is larger, because Kafka's sizes have 31 bits. Each topic has its own limit, and the dead-letter topic may

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from lab.cpu_waits import is_stall, recorded_stalls
 from lab.program import Program, RunError
 from lab.proof.history import History
-from lab.recorder import Recorder, is_stall, recorded_stalls
+from lab.recorder import Recorder
 
 #: Records a thousand events and then kills itself.
 PROGRAM = """
@@ -78,7 +79,7 @@ async def test_a_blocking_handler_is_not_recorded(monkeypatch: pytest.MonkeyPatc
         readings.append(7.0)
         return 7.0
 
-    monkeypatch.setattr("lab.recorder.waited_s", waited_s)
+    monkeypatch.setattr("lab.cpu_waits.waited_s", waited_s)
 
     async with recorded_stalls("one", lambda *event, **fields: told.add("one", *event, **fields), lease_s=0.1):
         # Each check takes two.
@@ -93,7 +94,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = itertools.count(step=0.5)
-    monkeypatch.setattr("lab.recorder.waited_s", lambda: next(waits))
+    monkeypatch.setattr("lab.cpu_waits.waited_s", lambda: next(waits))
     told, recorded = History(), asyncio.Event()
 
     def add(type_: str, op: str, **fields: object) -> None:
@@ -102,7 +103,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
             recorded.set()
 
     async with recorded_stalls("one", add, lease_s=600.0):
-        monkeypatch.setattr("lab.recorder._CHECK_INTERVAL_S", 0.0)
+        monkeypatch.setattr("lab.cpu_waits._CHECK_INTERVAL_S", 0.0)
         await recorded.wait()
 
     assert [(event["op"], event["type"], event["target"]) for event in told.events[:2]] == [
@@ -112,7 +113,7 @@ async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
 
 
 async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lab.recorder.is_stall", lambda *_: True)
+    monkeypatch.setattr("lab.cpu_waits.is_stall", lambda *_: True)
     told, recorded = History(), asyncio.Event()
 
     def add(type_: str, op: str, **fields: object) -> None:

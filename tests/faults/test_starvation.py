@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lab.recorder import BrokerWatch, Starvation, waited_s
+from lab.cpu_waits import BrokerWatch, Starvation, waited_s
 
 LEASE_S = 4.0
 
@@ -51,7 +51,7 @@ def test_only_the_request_threads_of_a_broker_are_watched(tmp_path: Path, monkey
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
 
     def look(now_s: float, **waits_s: float) -> list[float]:
-        monkeypatch.setattr("lab.recorder.time", SimpleNamespace(monotonic=lambda: now_s))
+        monkeypatch.setattr("lab.cpu_waits.time", SimpleNamespace(monotonic=lambda: now_s))
         for number, wait_s in enumerate(waits_s.values()):
             (tmp_path / str(number) / "schedstat").write_text(f"1 {wait_s * 1e9:.0f} 1")
         watch.look()

@@ -12,7 +12,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a key has no limit",
         _TURNS,
         "limit",
-        ("        return most is not None and self._running.get(key, 0) >= most\n", "        return False\n"),
+        ("self._running.get(key, 0) >= self._turns.most_of_key or key in", "key in"),
     ),
     mutant(
         LIMITS,
@@ -43,8 +43,8 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "stuck",
         (
-            "                self._unpark(offset, key)\n                self._end(offset, key)\n",
-            "                pass\n",
+            "                    self._unpark(offset, key)\n                self._end(offset, key)\n",
+            "                    pass\n",
         ),
     ),
     mutant(

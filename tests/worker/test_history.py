@@ -11,10 +11,10 @@ import pytest
 
 import marq
 from lab.consumer import Teller
+from lab.cpu_waits import recorded_stalls
 from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.history import History
-from lab.recorder import recorded_stalls
 from lab.topics import read_logs
 from marq.settings.client import ClientSettings
 from marq.wire.names import Names

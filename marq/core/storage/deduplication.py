@@ -20,7 +20,7 @@ from hashlib import blake2b
 from struct import Struct
 
 from marq.core.storage import rows
-from marq.core.storage.clock import LogClock
+from marq.core.storage.log_clock import LogClock
 from marq.wire.markers import Delay, Headers, payload_of
 from marq.wire.record_headers import deduplication_id, ordering_key
 

@@ -14,8 +14,8 @@ from struct import Struct
 
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
-from marq.core.storage.clock import LogClock
 from marq.core.storage.deduplication import AcceptedIds
+from marq.core.storage.log_clock import LogClock
 from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.core.storage.settled_dead_letters import Dispositions
 from marq.wire.markers import Source

@@ -29,7 +29,7 @@ from dataclasses import dataclass, fields
 from enum import IntEnum
 from struct import Struct, calcsize, pack, unpack, unpack_from
 
-from marq.core.storage.clock import LogClock
+from marq.core.storage.log_clock import LogClock
 from marq.wire.error_texts import cut_text
 from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.names import is_synthetic

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 from marq.core.storage import rows
 from marq.core.storage.acquired_ranges import AcquiredRanges
-from marq.core.storage.clock import LogClock
 from marq.core.storage.deduplication import AcceptedIds
 from marq.core.storage.gauges import Gauge, gauges_of
 from marq.core.storage.image_from_rows import Restoration
+from marq.core.storage.log_clock import LogClock
 from marq.core.storage.open_messages import NO_MESSAGES, OpenMessages
 from marq.core.storage.rows import EventCounts, LeaseRow
 from marq.core.storage.settled_dead_letters import Dispositions

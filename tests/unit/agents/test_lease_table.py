@@ -18,8 +18,8 @@ from aiokafka.errors import KafkaTimeoutError
 from faust.types import TP
 
 from marq.core.storage import rows
-from marq.core.storage.clock import LogClock
 from marq.core.storage.image_from_rows import Restoration
+from marq.core.storage.log_clock import LogClock
 from marq.core.storage.rows import IDENTITY_KEY, LeaseRow
 from marq.owner.engine import PositionLost
 from marq.wire.markers import Payload, Source

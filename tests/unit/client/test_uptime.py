@@ -7,7 +7,7 @@ import time
 import pytest
 
 from marq.client.uptime import uptime_ms
-from marq.core.storage.clock import LogClock
+from marq.core.storage.log_clock import LogClock
 
 ME, AWAKE_S, SUSPENDED_S = 1, 1, 600
 

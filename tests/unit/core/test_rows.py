@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.storage import rows
-from marq.core.storage.clock import LogClock
+from marq.core.storage.log_clock import LogClock
 from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.wire.error_texts import MAX_TEXT_BYTES
 from marq.wire.markers import Payload, Source

@@ -30,6 +30,7 @@ from tests.unit.proof.story import (
     OTHER_CONTENT,
     QUEUE,
     SECOND,
+    SETTINGS,
     SOURCE,
     TRACKER,
     Broken,
@@ -327,6 +328,21 @@ def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> 
         headers += [("marq-reason", b"large"), ("marq-origin", f"{NAME}/0".encode())]
         story.history.events.append(history.record(DEAD, 0, 1, QUEUE, b"q", value(0), headers, op="dead"))
         story.told("cancel", CANCELLER, 0, RequestOutcome.TOO_LATE)
+
+    assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
+
+
+def test_a_message_that_is_moved_after_the_tracker_found_it_expired_ends() -> None:
+    """The move came too late, though it would have let the message live longer: the simulation's seed 7125."""
+
+    def told(story: DelayedStory) -> None:
+        story.history.events[0]["queues"] = {QUEUE: {**SETTINGS, "expires_after_ms": 1_000}}
+        story.delay(0)
+        story.tick(1_200)
+        story.ask(MOVER, 0, 50)
+        story.tick(60)
+        story.mark(Fact(Kind.CANCELLED, QUEUE, TRACKER, DRAWN, [0], [1], [Cause.MESSAGE_EXPIRED]))
+        story.told("reschedule", MOVER, 0, RequestOutcome.TOO_LATE)
 
     assert [str(finding) for finding in judged(told, DelayedStory).findings] == []
 

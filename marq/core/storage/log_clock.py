@@ -1,4 +1,4 @@
-"""The clock of a markers partition: the running maximum of the broker's append times, at a position of the log.
+"""The clock of a markers partition: the running maximum of the broker's append times, corrected for its jumps.
 
 Leases and delays are measured by this clock, from the position of their marker, so clocks of clients and trackers are
 never compared. Append times of a partition can step back a little (a new leader's clock); the maximum hides that. It

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core.storage.clock import MAX_DRIFT_MS, LogClock
+from marq.core.storage.log_clock import MAX_DRIFT_MS, LogClock
 
 ME, OTHER = 1, 2
 
