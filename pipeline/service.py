@@ -42,6 +42,8 @@ class Service:
     took_s: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
+    #: Rows that the last round wrote.
+    news: int = 0
     #: Topics that could not be read in the last round, with the reason.
     unread: Mapping[str, str] = field(default_factory=dict)
 

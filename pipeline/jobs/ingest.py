@@ -18,7 +18,10 @@ from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
 from pipeline.live_windows import TABLE, LiveWindows
 from pipeline.service import INGEST, WINDOWS, Service, served
-from pipeline.session import session
+from pipeline.session import for_few_rows, session
+
+#: Rows of a round whose windows are computed without compiling the queries.
+SMALL_ROWS = 100_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,17 +58,22 @@ def run(options: argparse.Namespace) -> int:
     spark = session("ingest")
     steps, topics, lake = StepLog(), TopicAdmin(spark, connection), Lake(spark, options.data)
     ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=steps.say, limits=limits)
+    quick = for_few_rows(spark)
+    few = (quick, Lake(quick, options.data))
     service = Service(options.every, options.follow, lambda text: print(text, file=sys.stderr, flush=True))
 
     def read() -> None:
         rows = ingest.round()
         service.rows.update(rows)
+        service.news = sum(rows.values())
         service.unread = ingest.unread
         shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
         print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
 
     def compute() -> None:
-        changed = LiveWindows(spark, lake).update(int(began_s * 1000))
+        # The first windows are those of the whole history.
+        is_small = lake.last_commit(TABLE) is not None and service.news < SMALL_ROWS
+        changed = LiveWindows(*(few if is_small else (spark, lake))).update(int(began_s * 1000))
         if changed:
             print(f"computed {changed:,} windows in {steps.seconds():.1f} s", flush=True)
 

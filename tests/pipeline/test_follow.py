@@ -62,7 +62,7 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
             return found
 
     lake = SimpleNamespace(last_commit=lambda _: {} if said.has_windows else None)
-    for name in ("session", "TopicAdmin"):
+    for name in ("session", "for_few_rows", "TopicAdmin"):
         monkeypatch.setattr(ingest, name, lambda *_: None)
     monkeypatch.setattr(ingest, "Lake", lambda *_: lake)
     monkeypatch.setattr(ingest, "Ingest", Rounds)
