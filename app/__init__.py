@@ -49,7 +49,7 @@ def create_app() -> "MarqApp":
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from marq_worker.readable import end_with
+    from marq_worker.fatal_errors import end_with
 
     try:
         app = globals()["app"] = create_app()

@@ -38,6 +38,8 @@ class MarqApp(faust.App):
     quiet = False
     #: True if it needs a folder below the data directory.
     keeps_tables = False
+    #: True if threads of handlers may be left when it has stopped.
+    leaves_threads = False
     #: Exit code after the process has stopped itself.
     exit_code = 0
 

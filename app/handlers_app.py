@@ -23,12 +23,12 @@ from marq.wire.errors import MarqError
 from marq_worker.agents import queue_consumer
 from marq_worker.app.faust_app import MarqApp, new_app
 from marq_worker.config.settings import AppSettings, shutdown_limit_s
+from marq_worker.fatal_errors import or_exit
 from marq_worker.handlers.handler_groups import HandlerGroup
 from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
 from marq_worker.handlers.running_handlers import RunningHandlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
 from marq_worker.progress import ProgressReport
-from marq_worker.readable import or_exit
 from marq_worker.redaction import Redaction
 from marq_worker.watchdog.blocked_loop import describe_task
 from marq_worker.watchdog.broker_probe import BrokerProbe, MessagesPartition, Rebalance
@@ -40,6 +40,7 @@ log = logging.getLogger("marq.handlers")
 class HandlersApp(MarqApp):
     """The Faust application of one group; its id is the group's consumer group."""
 
+    leaves_threads = True
     group: HandlerGroup
     queues: Queues
     handlers: RunningHandlers
@@ -64,7 +65,7 @@ class HandlersApp(MarqApp):
         await self.handlers.start(
             self.client, self.acquirers.writer, topics, definitions, settings.instance_id, shutdown_s, limit_s
         )
-        self.queues.listen(self.handlers.apply_pauses)
+        self.queues.listen(self.handlers.apply_definitions)
         # The worker's /healthz reports a handler that blocks the event loop. The watchdog only warns about it: it ends
         # the process only if its consumer reads nothing.
         ask = BrokerProbe(self.client).ask

@@ -35,6 +35,7 @@ from marq_worker.check.permissions import Use
 from marq_worker.check.permissions_at_start import ensure_permissions
 from marq_worker.config.queues import QueuesFile, load_queues
 from marq_worker.config.settings import AppSettings, Role, misspelt_variables, stop_limit_s
+from marq_worker.fatal_errors import or_exit
 from marq_worker.former_member import TrackerAssignor
 from marq_worker.handlers.handler_watch import RemovedHandlers
 from marq_worker.handlers.handlers_role import HandlersRole
@@ -47,7 +48,6 @@ from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.process_usage import ProcessUsage
 from marq_worker.progress import ProgressReport
 from marq_worker.publication import differences, publish
-from marq_worker.readable import or_exit
 from marq_worker.redaction import Redaction
 from marq_worker.start_report import StartReport, introduction
 from marq_worker.tables import leases

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import fcntl
 import os
+import re
 import tomllib
 from enum import StrEnum
 from io import StringIO
@@ -36,6 +37,7 @@ HANDLERS_PROCESS = "MARQ_HANDLERS_PROCESS"
 #: The parts of a stop that handlers can't use: the worker's own, and, in a handler process, cancelling its handlers and
 #: writing their outcomes.
 OWN_STOP_S, OUTCOMES_S = 3.0, 4.0
+_VARIABLE = re.compile("MARQ_([A-Z_]+)")
 #: How similar an unknown variable must be to a setting to be a misspelling (difflib's ratio). Kubernetes sets
 #: MARQ_SERVICE_HOST and the like for a service of that name, and tools around Marq have variables of their own.
 _SIMILAR = 0.8
@@ -208,6 +210,22 @@ def read_environment() -> dict[str, str]:
     return {name: value for source in sources for name, value in source.items() if value and value.strip()}
 
 
+def as_written(text: str) -> str:
+    """Return an error with the settings that ``marq.toml`` decides in the words of that file, not as variables."""
+    if HANDLERS_PROCESS in os.environ:
+        return text
+    try:
+        stronger = {**_env_file(), **os.environ}
+        decided = {name for name in _project_settings() if not (stronger.get(name) or "").strip()}
+    except ConfigError:
+        # It is the error itself.
+        return text
+    return _VARIABLE.sub(
+        lambda variable: f"{PROJECT_FILE}: [settings] {variable[1].lower()}" if variable[0] in decided else variable[0],
+        text,
+    )
+
+
 def misspelt_variables() -> dict[str, str]:
     """Return variables that resemble a setting, but are none, each with the name of that setting."""
     known = {name.upper() for name in _known_settings()}
@@ -290,7 +308,8 @@ def load_settings() -> AppSettings:
 
 def load_client_settings(settings: AppSettings) -> ClientSettings:
     """Read the settings of a worker's clients; address and prefix are those of the worker."""
-    return ClientSettings.read(settings.bootstrap_servers, {"prefix": settings.prefix}, environment=read_environment())
+    own = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.prefix}
+    return ClientSettings.read(environment=read_environment() | own)
 
 
 def _unreadable(file: Path, error: Exception) -> ConfigError:

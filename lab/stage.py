@@ -231,6 +231,7 @@ class Stage:
         headers = {"tenant": b"acme"} if number % 2 else {}
         names = {"process": "sender", "message": str(number), "queue": queue}
         names["content"] = history.content(queue, None, value, tuple(headers.items()))
+        names |= {"ordering_key": options["ordering_key"]} if "ordering_key" in options else {}
         self.note("invoke", "send", **names)
         try:
             receipt = await producer.send(queue, value, headers=headers, **options)

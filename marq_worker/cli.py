@@ -176,7 +176,7 @@ def _check_start() -> None:
 def _without_traceback() -> Iterator[None]:
     from marq.wire.errors import MarqError
     from marq_worker.broker.errors import BrokerError
-    from marq_worker.readable import end_with
+    from marq_worker.fatal_errors import end_with
 
     try:
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import logging
 import os
 import signal
@@ -16,8 +17,8 @@ import faust
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import Role
+from marq_worker.fatal_errors import end_with
 from marq_worker.logs import hide_faust, shape
-from marq_worker.readable import end_with
 from marq_worker.web.addresses import no_address, own_address
 from marq_worker.web.security import check_exposure
 from marq_worker.worker_folders import claim_folder
@@ -26,6 +27,8 @@ log = logging.getLogger("marq.worker")
 
 #: Time limit for tasks that were cancelled at the end of a stop.
 LAST_TASKS_S = 1.0
+#: Time limit for threads after a stop.
+LAST_THREADS_S = 1.0
 
 
 class MarqWorker(faust.Worker):
@@ -64,7 +67,10 @@ class MarqWorker(faust.Worker):
         except SystemExit as ended:
             if self._signal is not None and not self.app.quiet:
                 log.info("stopped by %s in %.1f s", self._signal.name, time.monotonic() - self._signalled_s)
-            sys.exit(ended.code or self.app.exit_code)
+            code = ended.code or self.app.exit_code
+            if self.app.leaves_threads:
+                limit_threads(code if isinstance(code, int) else 1)
+            sys.exit(code)
 
     def install_signal_handlers(self) -> None:
         """Also handle SIGTSTP, which would suspend the process, and leases with it, and SIGCONT, which resumes."""
@@ -108,6 +114,28 @@ class MarqWorker(faust.Worker):
             self._stop_timeout,
         )
         os._exit(self.app.exit_code or 1)
+
+
+def limit_threads(code: int, limit_s: float = LAST_THREADS_S) -> None:
+    """Let this process exit after a limit, even if threads still run: Python would wait for them.
+
+    A plain handler that has not ended in time still runs in its thread, which nothing can cancel. Its message is
+    released, so it would only delay the end of the worker until the worker kills this process.
+    """
+    timer = threading.Timer(limit_s, _exit_without_threads, [code])
+    timer.daemon = True
+    timer.start()
+
+
+def _exit_without_threads(code: int) -> None:
+    threads = [
+        thread for thread in threading.enumerate() if not thread.daemon and thread is not threading.main_thread()
+    ]
+    # Without any, Python is running the exit functions of libraries, which have the time limit of the stop.
+    if threads:
+        log.warning("exiting now without waiting for threads, which can't be cancelled: threads=%d", len(threads))
+        atexit._run_exitfuncs()
+        os._exit(code)
 
 
 def place_worker(app: Any) -> IO[str] | None:

@@ -128,7 +128,8 @@ def check_owner(key: bytes, owner: str | None, project: str, source: str) -> Non
         return
     layer, _, name = key.decode().partition(":")
     this = f"project {project!r}" if project else "this project, which has no name"
-    same = f'If both are the same project, name this one: [settings] project = "{owner}", or MARQ_PROJECT={owner}.'
+    setting = "MARQ_PROJECT" if project else "`project` in [settings] of marq.toml, or MARQ_PROJECT"
+    same = f"If both are the same project, name this one {owner!r} ({setting})."
     if key == DEFAULTS_KEY:
         raise ConfigError(
             f"{source}[defaults]: project {owner!r} has published those of this namespace, and {this} has others."

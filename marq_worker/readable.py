@@ -1,16 +1,9 @@
-"""Text for people: durations, text from others that must not control the terminal, fatal errors."""
+"""Text for people: durations, and text from others that must not control the terminal."""
 
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Awaitable
 from datetime import UTC, datetime
-from typing import NoReturn, TypeVar
-
-from marq.wire.errors import MarqError
-
-Found = TypeVar("Found")
 
 _UNITS = {"d": 86_400, "h": 3_600, "m": 60, "s": 1}
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -86,16 +79,3 @@ def why_dead(reason: str, error: str) -> str:
     if not error or _EXHAUSTED.fullmatch(reason) is None:
         return reason
     return f"{given_up(reason)}, last error: {error}"
-
-
-def end_with(error: Exception) -> NoReturn:
-    """End the process with the error's notes (such as the traceback of a failed import) and its text."""
-    sys.exit("\n".join([*getattr(error, "__notes__", ()), f"marq: {error}"]))
-
-
-async def or_exit(starting: Awaitable[Found]) -> Found:
-    """Await a step of the start; a MarqError ends the process with one sentence."""
-    try:
-        return await starting
-    except MarqError as error:
-        end_with(error)

@@ -10,14 +10,16 @@
      "queues": {
        "emails": {
          "total": {"sent": 1000, …, "wait_p50_ms": 12, …, "attempts": {"1": 990, "2": 10}, …},
+         "keys": [{"key": "acme", "sent": 500, …, "wait_p50_ms": 12, …}, …],      at most 20, the busiest ones first
          "windows_left_out": 0,                 beyond 500 windows, the oldest ones are left out
          "windows": {                           columns of equal length, in the order of time
            "starts_at": ["2026-11-21T08:00:00.000Z", …],
            "sent_per_second": [16.7, …], …}}}}
 
-``total`` has every column of the table except ``queue``, ``scope``, ``starts_at`` and ``ends_at``; ``windows`` has
-those of :data:`SERIES`. Names end in their unit. ``null`` means not measured. Readers ignore unknown names; removing a
-name or changing its meaning needs a new version.
+``total`` has every column of the table except ``queue``, ``scope``, ``starts_at``, ``ends_at`` and ``key``. ``keys``
+has those of :data:`OF_KEYS`; it is empty if keys are unknown. ``windows`` has those of :data:`SERIES`. Names end in
+their unit. ``null`` means not measured. Readers ignore unknown names; removing a name or changing its meaning needs a
+new version.
 """
 
 from __future__ import annotations
@@ -40,7 +42,12 @@ SERIES = (
     "wait_p95_ms", "wait_p99_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms", "late_redelivery_p99_ms",
     "late_delivery_p99_ms", "attempts_max", "open", "delayed", "oldest_open_ms", "size_mean_bytes",
 )  # fmt: skip
-_NOT_IN_TOTAL = ("queue", "scope", "starts_at", "ends_at")
+#: Columns that each key has.
+OF_KEYS = (
+    "key", "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "message_expired", "open",
+    "wait_p50_ms", "wait_p95_ms", "wait_p99_ms", "wait_max_ms", "run_p50_ms", "run_p95_ms", "run_p99_ms",
+)  # fmt: skip
+_NOT_IN_TOTAL = ("queue", "scope", "starts_at", "ends_at", "key")
 
 
 def document(rows: pd.DataFrame, *, generated_at: datetime, window_ms: int) -> dict[str, Any]:
@@ -63,11 +70,18 @@ def busiest_first(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows["scope"] == "total"].sort_values(["sent", "queue"], ascending=[False, True])
 
 
+def keys_of(rows: pd.DataFrame, queue: str) -> list[dict[str, Any]]:
+    """Return the busiest keys of a queue, with the columns of :data:`OF_KEYS`."""
+    keys = rows[(rows["scope"] == "key") & (rows["queue"] == queue)]
+    return keys.sort_values(["sent", "key"], ascending=[False, True])[list(OF_KEYS)].to_dict("records")
+
+
 def _queue(rows: pd.DataFrame, total: Mapping[str, Any]) -> dict[str, Any]:
     windows = rows[(rows["scope"] == "window") & (rows["queue"] == total["queue"])].sort_values("starts_at")
     newest = windows[-MAX_POINTS:]
     return {
         "total": {name: plain(value) for name, value in total.items() if name not in _NOT_IN_TOTAL},
+        "keys": [{name: plain(value) for name, value in key.items()} for key in keys_of(rows, total["queue"])],
         "windows_left_out": len(windows) - len(newest),
         "windows": {name: [plain(value) for value in newest[name]] for name in SERIES},
     }

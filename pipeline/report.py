@@ -1,6 +1,6 @@
 """``report.html``: the plots and a table for each queue on one self-contained page.
 
-Queue names are untrusted and therefore escaped.
+Names of queues and keys are untrusted and therefore escaped.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import pandas as pd
 
 from pipeline import plots
-from pipeline.dashboard import busiest_first, plain
+from pipeline.dashboard import busiest_first, keys_of, plain
 from pipeline.spans import show_ms
 
 #: Queues with a table of their own; less busy ones are only in the table ``stats``.
@@ -76,7 +76,7 @@ def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_
             *notes,
             _overview(shown),
             *(_picture(plot, drawn) for plot in plots.PLOTS),
-            *(_queue(total) for total in shown),
+            *(_queue(total, keys_of(rows, total["queue"])) for total in shown),
             "</main></body></html>\n",
         ]
     )
@@ -99,7 +99,7 @@ def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
     return f"<h2>All queues</h2>{_table('All queues', heads, lines)}"
 
 
-def _queue(total: Mapping[str, Any]) -> str:
+def _queue(total: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> str:
     queue = total["queue"]
     counts = [_number(total[name]) for name in _COUNTS]
     messages = _table(f"{queue}: messages", ("in messages", *_COUNTS), [["all", *counts]])
@@ -112,8 +112,22 @@ def _queue(total: Mapping[str, Any]) -> str:
     sizes = f"{_number(total['size_mean_bytes'])} bytes on average, p99 {_number(total['size_p99_bytes'])}"
     return (
         f"<section><h2>{escape(queue)}</h2>{messages}{durations}"
-        f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p></section>"
+        f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p>{_keys(queue, keys) if keys else ''}</section>"
     )
+
+
+def _keys(queue: str, keys: Sequence[Mapping[str, Any]]) -> str:
+    counts = ("sent", "acked", "released", "rejected", "expired", "dead", "message_expired", "open")
+    heads = ("busiest keys", *counts, *(f"wait {share}" for share in _SHARES))
+    lines = [
+        [
+            key["key"],
+            *(_number(key[name]) for name in counts),
+            *(_duration(key[f"wait_{share}_ms"]) for share in _SHARES),
+        ]
+        for key in keys
+    ]
+    return _table(f"{queue}: busiest keys", heads, lines)
 
 
 def _table(label: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:

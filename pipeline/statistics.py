@@ -9,6 +9,9 @@ message, attempts when the message ended.
 queue and not delivered yet; ``open`` is any other message that has not ended. The age of the oldest open message counts
 from its first availability. A redriven dead letter counts as open from its sending on, not as dead.
 
+**Keys.** The keys with the most messages sent within the range have rows of their own, with their totals. A message
+counts for its present queue, and one without a known key for none.
+
 **Percentiles** are Spark's ``percentile_approx`` with an accuracy of 10,000: each is a value that occurred, and its
 rank is off by at most one in 10,000. Exact percentiles would keep every distinct value of a group in memory.
 """
@@ -20,6 +23,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
+from marq.settings.limits import HEADER_KEY
+from marq.wire.names import ORDERING_KEY_HEADER
 from pipeline.windows import Windows
 
 #: Accuracy of percentile_approx.
@@ -34,7 +39,9 @@ EVENTS = (
     "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned",
     "message_expired",
 )  # fmt: skip
-WINDOW, TOTAL = "window", "total"
+WINDOW, TOTAL, KEY = "window", "total", "key"
+#: Keys of a queue that have rows.
+MAX_KEYS = 20
 
 _NEVER_MS = 2**62
 #: The number of the window that stands for the whole range.
@@ -54,12 +61,48 @@ _MEASURES = (
 MEASURED = [f"{name}_{part}_ms" for name, _, shares in _MEASURES for part in (*(f"p{s}" for s in shares), "max")]
 
 
-def statistics(lifecycle: DataFrame, windows: Windows) -> DataFrame:
-    """Return one row for each queue and window, and one with the totals of each queue.
+def statistics(lifecycle: DataFrame, windows: Windows, keys: DataFrame | None = None) -> DataFrame:
+    """Return one row for each queue and window, one with the totals of each queue, and one of each of its busiest keys.
 
     ``lifecycle`` has the messages of the queues to measure; those from before the range count while they are open.
+    ``keys`` has the ``key`` of each message ``id``, as :func:`message_keys` returns it.
     """
     known = lifecycle.withColumn("queue", F.coalesce("queue", F.lit(UNKNOWN_QUEUE)))
+    rows = _statistics(known, windows).withColumn("key", F.lit(None).cast("string"))
+    if keys is None:
+        return rows
+    keyed = known.join(keys, "id").withColumn("queue", F.struct("queue", "key"))
+    sent = keyed.where(windows.contains(F.unix_millis("sent_at"))).groupBy("queue").count()
+    busiest_first = Window.partitionBy("queue.queue").orderBy(F.desc("count"), "queue.key")
+    busiest = sent.withColumn("rank", F.row_number().over(busiest_first)).where(F.col("rank") <= MAX_KEYS)
+    # Each key is measured like a queue.
+    totals = _statistics(keyed.join(F.broadcast(busiest.select("queue")), "queue"), windows).where(
+        F.col("scope") == TOTAL
+    )
+    of_keys = totals.withColumns({"key": F.col("queue.key"), "queue": F.col("queue.queue"), "scope": F.lit(KEY)})
+    return rows.unionByName(of_keys)
+
+
+def message_keys(messages: DataFrame, key: str) -> DataFrame:
+    """Return the key of each message that has one: ``id`` and ``key``.
+
+    ``messages`` has the columns of ``ingest --payload``. ``key`` says what a message's key is, as the setting of queues
+    does: "ordering", or "header:NAME".
+    """
+    header = key.removeprefix(HEADER_KEY) if key.startswith(HEADER_KEY) else ORDERING_KEY_HEADER
+    values = F.filter("headers", lambda each: each["key"] == header)
+    value = F.try_element_at(values, F.lit(-1))["value"]
+    if header == ORDERING_KEY_HEADER:
+        # In a queue's own topic, the ordering key is the record's.
+        value = F.when(F.col("queue").isNull(), F.col("key")).otherwise(value)
+    text = F.nullif(F.make_valid_utf8(value.cast("string")), F.lit(""))
+    id_ = F.coalesce("id", F.concat_ws("/", "topic", "partition", "offset"))
+    rows = messages.select(id_.alias("id"), text.alias("key")).where(F.col("key").isNotNull())
+    # Redeliveries have the key of the first record.
+    return rows.groupBy("id").agg(F.max("key").alias("key"))
+
+
+def _statistics(known: DataFrame, windows: Windows) -> DataFrame:
     happened = events(known).where(windows.contains(F.col("at_ms")))
     window = windows.index(F.col("at_ms"))
     placed = happened.select("queue", "kind", "number", F.explode(_and_total(window)).alias("window"))

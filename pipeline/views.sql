@@ -176,7 +176,7 @@ SET VARIABLE stats_query = table_query('stats', '
     late_redelivery_p50_ms BIGINT, late_redelivery_p99_ms BIGINT, late_redelivery_max_ms BIGINT,
     late_delivery_p50_ms BIGINT, late_delivery_p99_ms BIGINT, late_delivery_max_ms BIGINT,
     attempts MAP(INTEGER, BIGINT), attempts_max INTEGER, "open" BIGINT, delayed BIGINT, oldest_open_ms BIGINT,
-    size_mean_bytes DOUBLE, size_p99_bytes BIGINT
+    size_mean_bytes DOUBLE, size_p99_bytes BIGINT, "key" VARCHAR
 ');
 CREATE OR REPLACE VIEW stats AS FROM query(getvariable('stats_query'));
 

@@ -7,12 +7,15 @@ steps that only it needs.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import shutil
 import time
+import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 import marq
@@ -26,13 +29,15 @@ from lab.faults.conditions import (
     movable_broker,
     with_small_disk,
 )
+from lab.faults.flow_control import exceeded, turns_of_others
 from lab.faults.scenario import Scenario, Step, begin
 from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
-from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
+from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, STEP, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.connection import admin_client
+from marq.settings.limits import Limits
 from marq_worker.broker import EmbeddedBroker
 
 #: The option of a program of the next version.
@@ -728,4 +733,75 @@ DELAYS = [
     ),
 ]
 
-SCENARIOS = [*CONSUMERS, *WORKERS, *BROKERS, *NETWORKS, *CLOCKS, *DELAYS]
+# --- while messages wait for their turns ------------------------------------------------------------------------------
+
+#: Messages per second of a queue with limits, and its keys; the last one has more messages than each of the others.
+LIMITED_RATE, TENANTS = 30, (0, 1, 2, 3, 4, 4)
+
+
+async def tenants_send(stage: Stage) -> None:
+    """Send messages of several keys."""
+    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        for number in itertools.count():
+            await stage.send_one(producer, QUEUE, ordering_key=f"tenant-{TENANTS[number % len(TENANTS)]}")
+            await asyncio.sleep(1 / LIMITED_RATE)
+
+
+def limited(name: str, lines: str, *options: str) -> Scenario:
+    """Return a row in which consumers and the worker of a queue with limits are killed, stopped, and started."""
+    limits = Limits.read(tomllib.loads(lines)["limits"])
+
+    async def set_up(stage: Stage, _: Any) -> None:
+        stage.define(own=lines, by_key=True)
+        await stage.worker()
+        stage.load_with(tenants_send(stage))
+        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
+        await stage.delivered_more(FEWER)
+
+    async def within_limits(stage: Stage, _: Any) -> None:
+        wrong = exceeded(stage.events, QUEUE, limits)
+        require(not wrong, "\n".join(wrong))
+
+    # Partitions move from a killed consumer, whose leases last, and to each that joins from one whose handlers run on.
+    joins = consumer(*options)
+    faults = [end("consumers", 0), joins, *[FIRST_CONSUMER_STOPPED, joins] * 2, WORKER_KILLED]
+    return Scenario(name, faults, set_up, holds=within_limits, some=FEWER)
+
+
+#: Messages of one key that wait in a fair queue when others are sent; and how many of them half of the others wait for.
+FLOOD, MOST_BEFORE = 2_000, 50
+
+
+def fair(name: str, *options: str) -> Scenario:
+    """Return a row in which consumers of a queue with ``fair`` are killed while thousands of messages of a key wait."""
+    options = ("--at-once=4", "--work=0.1", "--manner=patient", *options)
+
+    async def set_up(stage: Stage, _: Any) -> None:
+        stage.define(own="fair = true\n", by_key=True)
+        await stage.worker()
+        async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+            for _ in range(FLOOD // STEP):
+                await asyncio.gather(*[stage.send_one(producer, QUEUE, ordering_key="flood") for _ in range(STEP)])
+        stage.load_with(tenants_send(stage))
+        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
+        await stage.delivered_more()
+
+    async def turns_are_taken(stage: Stage, _: Any) -> None:
+        counts = turns_of_others(stage.events, QUEUE, "flood")
+        require(len(counts) > FEW, f"only {len(counts)} messages were sent while many of another key waited")
+        half = median(counts)
+        require(half <= MOST_BEFORE, f"half of {len(counts)} messages waited for {half} of another key")
+
+    faults = [end("consumers", 0), consumer(*options), WORKER_KILLED]
+    return Scenario(name, faults, set_up, holds=turns_are_taken, some=FEWER)
+
+
+CONCURRENCY = "limits = { concurrency = 8, per_key = { concurrency = 2 } }\n"
+RATES = 'limits = { rate = "40/s", per_key = { rate = "12/s" } }\n'
+LIMITS = [
+    limited("limits-of-concurrency-hold", CONCURRENCY, "--manner=slow"),
+    limited("limits-of-rate-hold", RATES),
+    fair("fair-queue-killed"),
+]
+
+SCENARIOS = [*CONSUMERS, *WORKERS, *BROKERS, *NETWORKS, *CLOCKS, *DELAYS, *LIMITS]

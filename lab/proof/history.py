@@ -9,7 +9,8 @@ the id of the message that it began; a log is named ``topic/partition``.
 op             fields, and writer
 =============  ======================================================================================================
 ``send``       ``message`` (its sender's name for it), ``queue``, ``content``; ``topic`` if queues name it;
-               ``record`` when ok (for a delayed message its identity, which names no record). A producer
+               ``record`` when ok (for a delayed message its identity, which names no record); perhaps
+               ``ordering_key``. A producer
 ``acquire``    ``holder``, ``queue``, ``source``, ``offsets``; ``took_ms`` when it is over. A consumer, as for all rows
                down to ``hang``
 ``commit``     the same

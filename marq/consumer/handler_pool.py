@@ -39,6 +39,8 @@ BatchHandler = Callable[[list[Message]], Awaitable[Any]] | Callable[[list[Messag
 
 #: How long cancelled handlers may clean up during a stop.
 CLEAN_UP_S = 2.0
+#: Ids in a line about messages that a stop releases.
+MAX_LOGGED_IDS = 10
 #: A task yields to others after this many messages or this much time.
 MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
@@ -218,6 +220,7 @@ class HandlerPool(ABC, Generic[Work]):
                 logging.WARNING,
                 "handlers have not ended in time, their messages are released"
                 + ("; threads can't be cancelled and continue" if self._threads is not None else ""),
+                ids=True,
             )
         self._cancelled = True
         for task in self.tasks:
@@ -230,12 +233,13 @@ class HandlerPool(ABC, Generic[Work]):
             self._threads.shutdown(wait=False, cancel_futures=True)
         self._buffer.pools.remove(self)
 
-    def _log_running(self, level: int, text: str) -> None:
+    def _log_running(self, level: int, text: str, *, ids: bool = False) -> None:
         messages = self.running
         if messages:
             queues = ",".join(sorted({message.queue for message in messages}))
             handlers = ",".join(sorted({called_name(self._function, message) for message in messages}))
-            log.log(level, "%s: queue=%s handler=%s messages=%d", text, queues, handlers, len(messages))
+            shown = f" ids={','.join(message.id for message in messages[:MAX_LOGGED_IDS])}" if ids else ""
+            log.log(level, "%s: queue=%s handler=%s messages=%d%s", text, queues, handlers, len(messages), shown)
 
     def hurry(self) -> None:
         """Stop waiting for running handlers."""

@@ -54,6 +54,8 @@ FIRST_ASK_S, MAX_ASK_S = 0.05, 1.0
 WAITING_ASK_S = 10.0
 #: Pause after a failed attempt to acquire messages.
 RETRY_S = 0.1
+#: How long after its turn a message of a queue with a rate may begin: some are acquired only then.
+MAX_TURN_S = 1.0
 #: How long positions wait for a commit if nothing new is read.
 COMMIT_S = 1.0
 #: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
@@ -163,6 +165,8 @@ class PendingRetry:
     #: True if it has its turn to be delivered again; False while it has that of its former delivery, or of another
     #: consumer's.
     turn: bool = False
+    #: When it got this turn.
+    turn_s: float = inf
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
     #: The first ``row``, from which each answer starts.
@@ -740,7 +744,7 @@ class KeyQueues:
         """Continue with messages whose turn it is."""
         for offset in offsets:
             if offset in self._retries:
-                self._retries[offset].turn = True
+                self._retries[offset].turn, self._retries[offset].turn_s = True, now_s
                 self.coming.add(offset)
         self._continue(offsets, now_s)
 
@@ -778,7 +782,7 @@ class KeyQueues:
                 batch.open.discard(offset)
                 if isinstance(self._order, Lines):
                     self.coming.add(offset)
-                self._retry(PendingRetry(row, asks=asks, seen=False, turn=True), now_s)
+                self._retry(PendingRetry(row, asks=asks, seen=False, turn=True, turn_s=now_s), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
@@ -826,7 +830,12 @@ class KeyQueues:
             batch.release(offset, LAST, error=retry.last)
         else:
             del self._retries[offset]
-            self._continue([offset], now_s)
+            if isinstance(self._order, Lines) and self._order.rated and now_s - retry.turn_s > MAX_TURN_S:
+                # It waited for a tracker or a broker, and all that waited with it would begin at once.
+                self._order.park(offset)
+                self._order.rejoin(offset)
+            else:
+                self._continue([offset], now_s)
 
     def not_acquired(self, retry: PendingRetry, now_s: float) -> None:
         """Try again later to acquire a message."""

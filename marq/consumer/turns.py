@@ -87,11 +87,11 @@ class Turns(Generic[L]):
         self.limits, self._share = settings.limits or _NO_LIMITS, share
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
+        self.rated = self.limits.rate is not None or self.limits.per_key.rate is not None
         #: How many messages of a key may have their turns.
         self.most_of_key: float = 1 if self.strict else self.limits.per_key.concurrency or inf
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
-        rated = self.limits.rate is not None or self.limits.per_key.rate is not None
-        self.sparing = settings.fair or settings.priority is not None or rated
+        self.sparing = settings.fair or settings.priority is not None or self.rated
         #: True if the receiver reads on while all handlers are busy, because the next turn may be a later message's.
         self.reads_ahead = settings.fair or settings.priority is not None
         most = self.limits.concurrency
@@ -258,6 +258,11 @@ class Lines(Generic[L]):
     def strict(self) -> bool:
         """Whether a message is delivered only after all earlier ones of its key."""
         return self._turns.strict
+
+    @property
+    def rated(self) -> bool:
+        """Whether messages begin at the rate of their queue or key."""
+        return self._turns.rated
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
         """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""

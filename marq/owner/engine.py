@@ -342,7 +342,7 @@ class OwnerEngine:
         if due := self._next_due():
             self._sending = True
             fires = [fire for fire, _ in due]
-            following = self.planner.follow(tracker, fires, now_ms)
+            following = self.planner.follow(tracker, fires, now_ms, self.payload)
             return self._write(due=due, markers=[*tracker.facts(fires), *following], planned=bool(following))
         if tracker.tick_in_ms(now_ms) == 0:
             tick = tracker.tick(now_ms)

@@ -188,9 +188,9 @@ def _ssl_context(values: _Values, protocol: str) -> ssl.SSLContext | None:
             key, password = values.text("ssl_keyfile", None), values.text("ssl_password", None)
             context.load_cert_chain(certificate, key, password)
     except OSError as error:
-        raise ConfigError(
-            f"ssl_cafile={authorities!r}, ssl_certfile={certificate!r}: can't be used: {error}"
-        ) from error
+        files = {"ssl_cafile": authorities, "ssl_certfile": certificate}
+        named = ", ".join(f"{values.said_as(name)}={file!r}" for name, file in files.items() if file is not None)
+        raise ConfigError(f"{named}: can't be used: {error}") from error
     return context
 
 
@@ -245,23 +245,24 @@ class _Values:
         return default if value is None else whole_number(self.said_as(name), value, most=_MAX_COUNT)
 
     def bootstrap_servers(self) -> str:
-        value = self._servers
+        value, said_as = self._servers, "bootstrap_servers"
         if value is None:
             value = self._environment.get("MARQ_BOOTSTRAP_SERVERS", "").strip() or DEFAULT_BOOTSTRAP_SERVERS
+            said_as = "MARQ_BOOTSTRAP_SERVERS"
         if isinstance(value, Sequence) and not isinstance(value, str | bytes):
             value = ",".join(map(str, value))
         if not isinstance(value, str):
             raise ConfigError(f"bootstrap_servers={value!r}: expected 'host:port,…', not {type(value).__name__}")
         if not value.startswith(MEMORY_SCHEME):
             for server in value.split(","):
-                _check_server(value, server.strip())
+                _check_server(said_as, value, server.strip())
         return value
 
 
-def _check_server(servers: str, server: str) -> None:
+def _check_server(said_as: str, servers: str, server: str) -> None:
     host, _, port = server.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
-        raise ConfigError(f"bootstrap_servers={servers!r}: expected host:port, several separated by commas")
+        raise ConfigError(f"{said_as}={servers!r}: expected host:port, several separated by commas")
 
 
 def whole_number(name: str, value: object, *, most: int) -> int:

@@ -42,6 +42,8 @@ DEAD_LETTERED_AT_HEADER = "marq-dead-lettered-at"
 SETTLED_HEADER = "marq-settled"
 #: Header of a schedule's message: the time of the previous one, in seconds since the epoch.
 PREVIOUS_HEADER = "marq-previous-time"
+#: Header of a schedule's message: the last times of the same definition that were delivered, the latest first.
+RUNS_HEADER = "marq-previous-runs"
 #: Header of a replayed message: the place of the original record.
 REPLAYED_HEADER = "marq-replayed-from"
 #: The ordering key of a message in the messages topic, as bytes.

@@ -25,6 +25,7 @@ from marq.wire.names import (
     ORDERING_KEY_HEADER,
     PREVIOUS_HEADER,
     RESERVED_HEADER,
+    RUNS_HEADER,
     TYPE_HEADER,
     UNCOUNTED_HEADER,
 )
@@ -199,6 +200,15 @@ def previous_time_s(payload: Payload | None) -> int | None:
     """Return the time of a schedule before that of its message, in seconds since the epoch; None if it is not known."""
     value = -1 if payload is None else _number(last_value(payload.headers, PREVIOUS_HEADER), -1)
     return None if value < 0 else value
+
+
+def previous_runs_s(payload: Payload | None) -> list[int]:
+    """Return the last times of a schedule, as it is defined now, that were delivered before its message, latest first.
+
+    They are in seconds since the epoch.
+    """
+    value = None if payload is None else last_value(payload.headers, RUNS_HEADER)
+    return [time_s for part in (value or b"").split(b",") if (time_s := _number(part, -1)) >= 0]
 
 
 def _time_ms(value: bytes | None) -> int:

@@ -23,7 +23,13 @@ from marq.kafka.topics import ensure_topics
 from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq_worker.config.settings import AppSettings, load_client_settings, load_settings, misspelt_variables
+from marq_worker.config.settings import (
+    AppSettings,
+    as_written,
+    load_client_settings,
+    load_settings,
+    misspelt_variables,
+)
 from marq_worker.readable import plain
 
 #: Exit codes as in a shell: after Ctrl-C, and if the reader of the output is gone (``| head``).
@@ -67,7 +73,7 @@ def ending(run: Callable[[], int | None]) -> int:
             sys.stdout.flush()
         return code
     except MarqError as error:
-        say(str(error))
+        say(as_written(str(error)))
         return 1
     except Interrupted as end:
         if str(end):

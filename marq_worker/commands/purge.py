@@ -75,7 +75,7 @@ INTERRUPTED_TEXT = "interrupted: waiting messages of queue {!r} may be skipped b
 
 def _counted(purged: Purged, *, complete: bool) -> str:
     at_least, stopped = ("", "") if complete else ("at least ", f" (counting stopped after {MAX_SCANNED:,} records)")
-    return f"{at_least}{purged.total:,} messages{stopped}"
+    return f"{at_least}{purged.total:,} message{'' if purged.total == 1 else 's'}{stopped}"
 
 
 def said(name: str, purged: Purged, *, complete: bool, dry_run: bool) -> str:

@@ -6,16 +6,14 @@ of the project can import it, or if a module of its MARQ_HANDLERS has one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from marq.kafka.queue_records import Serving, serving
 from marq.settings.default_group import handlers_group
 from marq.settings.definitions import Definitions
-from marq.settings.placements import Partitions
 from marq.settings.removed_handlers import handler_of
-from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import ConfigError
 
 #: No handlers by type.
@@ -24,15 +22,15 @@ _NO_TYPES: Mapping[str, Mapping[str, str]] = {}
 
 @dataclass(frozen=True, slots=True)
 class HandledQueue:
-    """``handler`` is ``module:function``; ``topic``: the queue's own topic; ``reads``: its partitions of the messages
-    topic. ``types`` has the handlers of the queue that are for one type of messages; ``handler`` is then for the
-    others, None if no handler is.
+    """``handler`` is ``module:function``; ``topic``: the queue's own topic.
+
+    ``types`` has the handlers of the queue that are for one type of messages; ``handler`` is then for the others, None
+    if no handler is.
     """
 
     handler: str | None
     concurrency: int
     topic: str | None = None
-    reads: Partitions = None
     types: Mapping[str, str] = field(default_factory=dict)
     #: Whether its keys take turns: a running process can't change how it receives.
     limited: bool = False
@@ -46,7 +44,7 @@ class HandledQueue:
 
 @dataclass(frozen=True, slots=True)
 class HandlerGroup:
-    """What one process runs; an equal group needs no new process.
+    """What one process runs; an equal group needs no new process. The process itself follows which partitions to read.
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
     ``transactional``: at least one queue is transactional, so the process acquires the messages of all its queues in
@@ -71,11 +69,11 @@ class HandlerGroup:
     def topics(self) -> dict[str, str]:
         return {name: queue.topic for name, queue in self.queues.items() if queue.topic is not None}
 
-    def serving(
-        self, messages: str, queues: Iterable[str], skipped: Callable[[str], SkippedRecords | None] = lambda _: None
-    ) -> Serving:
-        """Return what to read for some of the queues; ``skipped`` as in :class:`marq.kafka.queue_records.Serving`."""
-        reads = {name: queue.reads for name, queue in self.queues.items()}
+    def serving(self, messages: str, queues: Iterable[str], definitions: Definitions | None = None) -> Serving:
+        """Return what to read for some of the queues; without definitions, in all partitions."""
+        definitions = definitions or Definitions()
+        reads = {name: definitions.placement(name).reads for name in self.queues}
+        skipped = definitions.skipped
         return serving(messages, queues, self.topics, reads, self.changed_at, skipped, ordered=self.ordered)
 
     def document(self) -> dict[str, Any]:
@@ -90,9 +88,9 @@ class HandlerGroup:
         return cls(document["name"], queues, modules, document["transactional"], ordered, changed_at)
 
 
-def _handled(reads: Iterable[int] | None, **told: Any) -> HandledQueue:
-    # JSON has lists only.
-    return HandledQueue(reads=None if reads is None else tuple(reads), **told)
+def _handled(reads: object = None, **told: Any) -> HandledQueue:
+    # A worker of an older version also tells which partitions to read.
+    return HandledQueue(**told)
 
 
 def handler_groups(
@@ -112,10 +110,10 @@ def handler_groups(
     for queue in definitions.names():
         handler, typed = handler_of(definitions, queue, own, project), types.get(queue, {})
         if handler is not None or typed:
-            settings, reads = definitions.settings(queue), definitions.placement(queue).reads
+            settings = definitions.settings(queue)
             group = definitions.group(queue) or handlers_group(project)
             groups.setdefault(group, {})[queue] = HandledQueue(
-                handler, settings.concurrency, settings.topic, reads, typed, settings.limited
+                handler, settings.concurrency, settings.topic, typed, settings.limited
             )
     return {
         name: HandlerGroup(

@@ -19,8 +19,8 @@ from marq.queues.queues import Queues
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings
+from marq_worker.fatal_errors import or_exit
 from marq_worker.message_uuids import MessageIds
-from marq_worker.readable import or_exit
 from marq_worker.sqs.authentication import access_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo

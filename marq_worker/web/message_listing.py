@@ -18,7 +18,7 @@ from marq.settings.schedule_definitions import Schedule
 from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import ConfigError
 from marq.wire.markers import BLOCKED_MS, Payload, Source
-from marq.wire.record_headers import message_type, origin, previous_time_s, record_id
+from marq.wire.record_headers import message_type, origin, previous_runs_s, previous_time_s, record_id
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.redaction import Redaction
@@ -273,8 +273,10 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
     planner, book = owner.engine.planner, owner.tracker.book
     source = planner.source(schedule)
     opened, last_s = book.open_in(schedule.queue, source), book.last_number(source)
+    runs_s = [] if last_s is None else [last_s]
     if opened:
-        last_s = previous_time_s(owner.engine.payload(schedule.queue, source, min(opened)))
+        payload = owner.engine.payload(schedule.queue, source, min(opened))
+        last_s, runs_s = previous_time_s(payload), previous_runs_s(payload)
     return {
         "name": schedule.name,
         "queue": schedule.queue,
@@ -284,7 +286,9 @@ def _schedule(owner: Ownership, schedule: Schedule) -> dict[str, Any]:
         "catch_up": schedule.catch_up,
         "next": _moment_or_none(min([lease.due_ms for lease in opened.values()], default=None)),
         "last": _moment_or_none(None if last_s is None else last_s * 1000),
-        "last_id": None if last_s is None else record_id(source, last_s),
+        # A time before the last change has a message of another source.
+        "last_id": record_id(source, last_s) if last_s in runs_s else None,
+        "runs": [{"time": _moment_or_none(run_s * 1000), "id": record_id(source, run_s)} for run_s in runs_s],
         "problem": planner.problem(schedule) or owner.times.problems.get(schedule.name, ""),
     }
 

@@ -1,6 +1,6 @@
-"""``stats``: rates, times, attempts, lateness by queue and window.
+"""``stats``: rates, times, attempts, lateness by queue and window, and totals of the busiest keys of each queue.
 
-Reads the table lifecycle; writes the table stats, stats.json, report.html, and plots/*.png.
+Reads the table lifecycle, and the keys of messages; writes the table stats, stats.json, report.html, and plots/*.png.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ from typing import Any
 import pandas as pd
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
 
+from marq.settings.limits import check_key
+from marq.wire.errors import ConfigError
 from pipeline import dashboard, plots, report
 from pipeline.errors import PipelineError, unknown_queue
 from pipeline.lake import Lake
 from pipeline.session import session
 from pipeline.spans import SECOND_MS, duration_ms, moment_ms, show_moment, show_ms
-from pipeline.statistics import statistics
+from pipeline.statistics import message_keys, statistics
+from pipeline.tables import MESSAGES, PAYLOAD
 from pipeline.windows import Windows, chosen_windows
 
 
@@ -33,15 +37,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--to", dest="end", metavar="TIME", help="end of the range, excluded")
     parser.add_argument("--queue", action="append", default=[], metavar="NAME", help="only this queue; repeatable")
+    parser.add_argument(
+        "--key",
+        default="ordering",
+        metavar="KEY",
+        help='what a message\'s key is: "ordering" (default) or "header:NAME"; messages need ingest --payload',
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     length = None if options.window is None else duration_ms("--window", options.window, least_ms=SECOND_MS)
     begin, end = moment_ms("--from", options.begin), moment_ms("--to", options.end)
+    try:
+        check_key(options.key)
+    except ConfigError as error:
+        raise PipelineError(f"--key: {error}") from error
     lake = Lake(session("stats"), options.data)
     lifecycle = chosen(lake.read("lifecycle"), options.queue)
     windows = chosen_windows(lifecycle, begin, end, length)
-    lake.write("stats", statistics(lifecycle, windows).coalesce(1).orderBy("queue", "scope", "starts_at"))
+    found = statistics(lifecycle, windows, known_keys(lake, options.key))
+    lake.write("stats", found.coalesce(1).orderBy("queue", "scope", "starts_at", "key"))
     rows = lake.read("stats").toPandas()
     about = {"generated_at": datetime.now(UTC), "window_ms": windows.length_ms}
     document = dashboard.document(rows, **about)
@@ -64,6 +79,15 @@ def chosen(lifecycle: DataFrame, queues: Sequence[str]) -> DataFrame:
         if queue not in known:
             raise PipelineError(unknown_queue(queue, known))
     return lifecycle.where(F.col("queue").isin(*queues))
+
+
+def known_keys(lake: Lake, key: str) -> DataFrame | None:
+    """Return the keys of all messages; None if no message was ingested."""
+    commit = lake.last_commit("messages")
+    if commit is None:
+        return None
+    messages = lake.table("messages", StructType([*MESSAGES.fields, *PAYLOAD.fields]), commit["batch"])
+    return message_keys(messages, key)
 
 
 def _lines(rows: pd.DataFrame, windows: Windows) -> list[str]:

@@ -355,9 +355,12 @@ class PretendNamespace:
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         row = {"name": "nightly", "queue": "reports", "cron": "0 2 * * *", "timezone": "Europe/Berlin", "enabled": True,
                "catch_up": False, "next": NOW.isoformat(), "last": NOW.isoformat(), "problem": "",
-               "last_id": "~schedule/nightly/5f0c2a4b6d8e/3/1795240800"}  # fmt: skip
+               "last_id": "~schedule/nightly/5f0c2a4b6d8e/3/1795240800",
+               "runs": [{"time": (NOW - timedelta(days=day)).isoformat(),
+                         "id": f"~schedule/nightly/5f0c2a4b6d8e/3/{1795240800 - day * 86400}"} for day in range(10)]
+               }  # fmt: skip
         off = row | {"name": "hourly", "cron": "0 * * * *", "enabled": "hourly" in self.resumed, "last": None,
-                     "last_id": None, "next": None}  # fmt: skip
+                     "last_id": None, "runs": [], "next": None}  # fmt: skip
         return {"complete": self.complete, "schedules": [row, off] if self.queues else []}
 
     async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:

@@ -353,6 +353,31 @@ def test_the_error_of_a_blocked_key_is_wide_and_not_high_on_a_phone(background: 
     assert row["height"] < 0.25 * PHONE["height"]
 
 
+def test_earlier_runs_of_a_schedule_stay_unfolded_when_the_page_is_refreshed(site: Site, page: Page) -> None:
+    page.goto(site.url + "/schedules")
+    earlier = page.locator("details a")
+    expect(earlier.first).to_be_hidden()
+    page.get_by_text("9 before").click()
+
+    site.namespace.resumed.add("hourly")
+    page.keyboard.press("r")
+
+    expect(page.get_by_text("paused", exact=True)).to_have_count(0)
+    expect(earlier.first).to_be_visible()
+
+
+def test_the_last_run_of_a_schedule_covers_no_other_cell_on_a_phone(site: Site, new_page: Any) -> None:
+    page = new_page(viewport=PHONE)
+    page.goto(site.url + "/schedules")
+
+    last, following = (page.locator("tbody tr").first.locator("td > a > time, td > time").nth(i) for i in (0, 1))
+    run, after = last.bounding_box(), following.bounding_box()
+
+    assert run is not None
+    assert after is not None
+    assert run["x"] + run["width"] <= after["x"]
+
+
 def test_protocol_details_of_a_message_are_folded_away(site: Site, page: Page) -> None:
     page.goto(site.url + PAGES["message"])
 

@@ -78,7 +78,7 @@ def test_each_message_of_a_small_run_is_accounted_for(
     assert found["rows_at_worker_kill"] > 0
     assert found["open_at_end"] == 0
     assert found["audit"] == "agrees"
-    assert f"{data}/report.html" in result.stdout
+    assert f"{data}/report.html" in result.stdout, result.stdout
     assert (Path(data) / "report.html").exists()
     phases = [line.partition("==> ")[2] for line in result.stderr.splitlines() if "==> " in line]
     assert [phase for phase in phases if phase.startswith(("drain", "audit: ", "plots: "))] == [

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
+from marq.consumer import turns
+from marq.consumer.ordering import KeyQueues, Open, PendingRetry
 from marq.consumer.writer import OutcomeWriter
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
@@ -44,6 +47,34 @@ def hasty() -> None:
             batch.keeper._listener.settled([Ended(batch, [offset], [], [])])
 
     LeasedBatch.ack = ack_and_go_on  # type: ignore[method-assign]
+
+
+def forgetful() -> None:
+    """Do not count messages that a former reader of a partition still has."""
+
+    def note_no_turn(keys: KeyQueues, retry: PendingRetry, message: Open, now_s: float) -> None:
+        if isinstance(keys._order, turns.Lines):
+            keys._order.known(retry.offset)
+            keys._park(retry)
+
+    KeyQueues._note_turn = note_no_turn  # type: ignore[method-assign]
+
+
+def loyal() -> None:
+    """Let the key that had its turn have the next one, too."""
+    take_next = turns.Turns.take_next
+
+    def take_next_of_the_same(self: turns.Turns[Any]) -> Any:
+        taken = take_next(self)
+        self.queue.rotate()
+        return taken
+
+    turns.Turns.take_next = take_next_of_the_same  # type: ignore[method-assign]
+
+
+def hurried() -> None:
+    """Begin messages sooner than rates allow."""
+    turns._begins_s = lambda *_: -inf
 
 
 def careless() -> None:

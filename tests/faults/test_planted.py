@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
-from lab.faults.scenarios import FEW, PATIENT, dies_at
+from lab.faults.scenarios import CONCURRENCY, FEW, PATIENT, RATES, dies_at, fair, limited
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
@@ -31,6 +32,29 @@ async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_o
     assert violations["early"] > 0
     # A copy of a message that the log says is cancelled.
     assert violations["transaction"] > 0
+
+
+@pytest.mark.parametrize(
+    ("lines", "options", "wrong"),
+    [
+        (CONCURRENCY, ["--manner=slow", f"{PLANTED}:forgetful"], "of_key: [3-9] ran at a time, 2 may"),
+        (RATES, [f"{PLANTED}:hurried"], "(the queue|tenant-4): [0-9]+ began within 5 s"),
+    ],
+    ids=["forgetful", "hurried"],
+)
+async def test_consumers_that_exceed_limits_are_found_out(
+    broker: EmbeddedBroker, lines: str, options: list[str], wrong: str
+) -> None:
+    result = await play(limited("planted", lines, *options), broker)
+
+    assert not result.passed
+    assert re.search(wrong, "\n".join(result.wrong))
+
+
+async def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: EmbeddedBroker) -> None:
+    result = await play(fair("planted", f"{PLANTED}:loyal"), broker)
+
+    assert "of another key" in result.wrong[0]
 
 
 async def careless(stage: Stage, here: Any) -> None:

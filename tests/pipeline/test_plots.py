@@ -40,6 +40,7 @@ def row(queue: str, minute: int | None, **columns: Any) -> dict[str, Any]:
         "oldest_open_ms": 1234,
         "size_mean_bytes": 200.5,
         "size_p99_bytes": None,
+        "key": None,
     }
     found |= {f"{name}_{share}_ms": None for name in measured for share in ("p50", "p95", "p99", "max")}
     found |= dict.fromkeys(EVENTS, 60) | {f"{name}_per_second": 1.0 for name in EVENTS}

@@ -7,14 +7,18 @@ from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
+from marq.wire.names import ORDERING_KEY_HEADER
+from pipeline import tables
 from pipeline.errors import PipelineError
 from pipeline.jobs.stats import chosen
 from pipeline.lake import Lake
 from pipeline.lifecycle import LIFECYCLE
-from pipeline.statistics import MAX_ATTEMPTS, UNKNOWN_QUEUE, statistics
+from pipeline.statistics import MAX_ATTEMPTS, MAX_KEYS, UNKNOWN_QUEUE, message_keys, statistics
 from pipeline.windows import Windows, chosen_windows, span
 from tests.pipeline.conftest import Command
+from tests.pipeline.directory import Directory, Tables, arrow
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = int(NOON.timestamp() * 1000)
@@ -241,9 +245,69 @@ def test_a_table_without_messages_is_refused(spark: SparkSession) -> None:
         chosen_windows(frame(spark), None, None, None)
 
 
+def record(offset: int, *headers: tuple[str, bytes], queue: str | None = "emails", **columns: Any) -> Row:
+    """A record of the messages topic, or without ``queue`` of a queue's own topic, with its payload."""
+    return {"topic": "marq.messages", "partition": 0, "offset": offset, "queue": queue, "headers": headers, **columns}
+
+
+def records(spark: SparkSession, *rows: Row) -> DataFrame:
+    schema = StructType([*tables.MESSAGES.fields, *tables.PAYLOAD.fields])
+    return spark.createDataFrame([tuple(row.get(name) for name in schema.names) for row in rows], schema)
+
+
+def test_a_key_is_the_ordering_key_or_the_value_of_a_header(spark: SparkSession) -> None:
+    tenant = ("tenant", b"acme")
+    rows = records(
+        spark,
+        record(0, (ORDERING_KEY_HEADER, b"a"), (ORDERING_KEY_HEADER, b"b"), tenant, key=b"emails"),
+        record(1, key=b"emails"),
+        record(2, (ORDERING_KEY_HEADER, b""), key=b"emails"),
+        # A redelivery.
+        record(3, (ORDERING_KEY_HEADER, b"b"), tenant, id="marq.messages/0/0", key=b"emails"),
+        record(4, (ORDERING_KEY_HEADER, b"header"), topic="orders", queue=None, key=b"\xff"),
+    )
+
+    def keys(key: str) -> dict[str, str]:
+        return {row.id: row.key for row in message_keys(rows, key).collect()}
+
+    assert keys("ordering") == {"marq.messages/0/0": "b", "orders/0/4": "\ufffd"}
+    assert keys("header:tenant") == {"marq.messages/0/0": "acme"}
+
+
+def test_the_busiest_keys_of_each_queue_have_totals_of_their_own(spark: SparkSession) -> None:
+    noisy = [acked("emails", 0, number, number + 1, id=f"noisy/{number}") for number in range(1, 4)]
+    failed = message("emails", 1, id="quiet/1", state="dead", open=False, ended_at=at(72.1), deliveries=[REJECTED])
+    stale = message("emails", 2, id="quiet/2", state="message_expired", open=False, ended_at=at(9))
+    waits = message("reports", 3, id="quiet/3")
+    rare = [message("rare", 1, id=f"key {number:02}/1") for number in range(MAX_KEYS + 5)]
+    rows = [*noisy, failed, stale, waits, *rare, acked("emails", 0, 5, 6, id="without a key")]
+    keys = spark.createDataFrame(
+        [(row["id"], row["id"].partition("/")[0]) for row in rows if "/" in row["id"]], "id string, key string"
+    )
+
+    found = statistics(frame(spark, *rows), windows(2), keys).collect()
+
+    of_key = {(row.queue, row.key): row for row in found if row.scope == "key"}
+    busy, quiet = of_key["emails", "noisy"], of_key["emails", "quiet"]
+    assert (busy.sent, busy.acked, busy.wait_p50_ms, busy.wait_p99_ms) == (3, 3, 2_000, 3_000)
+    assert (quiet.sent, quiet.rejected, quiet.dead, quiet.message_expired, quiet.open) == (2, 1, 1, 1, 0)
+    assert (of_key["reports", "quiet"].sent, of_key["reports", "quiet"].open) == (1, 1)
+    assert [key for queue, key in sorted(of_key) if queue == "rare"] == [
+        f"key {number:02}" for number in range(MAX_KEYS)
+    ]
+    totals = {row.queue: row.sent for row in found if row.scope == "total"}
+    assert totals == {"emails": 6, "reports": 1, "rare": MAX_KEYS + 5}
+    assert {row.key for row in found if row.scope != "key"} == {None}
+
+
 @pytest.mark.verify
 def test_the_job_writes_table_json_plots_and_page(spark: SparkSession, data: Path, command: Command) -> None:
-    Lake(spark, str(data)).write("lifecycle", frame(spark, acked("<script>", 1, 2, 3), acked("emails", 1, 2, 3)))
+    directory = Directory(spark, data)
+    schema = StructType([*tables.MESSAGES.fields, *tables.PAYLOAD.fields])
+    sent = record(7, (ORDERING_KEY_HEADER, b"<b>"), queue="<script>", sent_at=at(1))
+    directory.bring(Tables(arrow([], tables.MARKERS), arrow([sent], schema), arrow([], tables.DEAD_LETTERS)))
+    one = acked("<script>", 1, 2, 3, id="marq.messages/0/7")
+    directory.lake.write("lifecycle", frame(spark, one, acked("emails", 1, 2, 3)))
 
     done = command("stats --window 1s --queue '<script>'")
 
@@ -255,7 +319,11 @@ def test_the_job_writes_table_json_plots_and_page(spark: SparkSession, data: Pat
     assert sorted(path.name for path in (data / "plots").glob("*.png")) == [
         "attempts.png", "lateness.png", "open.png", "rates.png", "times.png",
     ]  # fmt: skip
-    assert "<script>" not in (data / "report.html").read_text()
+    [key] = written["queues"]["<script>"]["keys"]
+    assert (key["key"], key["acked"], key["wait_p99_ms"]) == ("<b>", 1, 1000)
+    page = (data / "report.html").read_text()
+    assert "&lt;b&gt;" in page
+    assert "<script>" not in page
     assert Lake(spark, str(data)).read("stats").where("scope = 'total'").count() == 1
 
 
@@ -264,6 +332,7 @@ def test_the_job_writes_table_json_plots_and_page(spark: SparkSession, data: Pat
     [
         ("--window 0s", "--window '0s': expected at least 1s"),
         ("--window soon", "--window 'soon': expected a number and a unit"),
+        ("--key tenant", '--key: expected "ordering" for the ordering key, or "header:NAME"'),
     ],
 )
 def test_invalid_options_are_one_sentence(command: Command, words: str, said: str) -> None:

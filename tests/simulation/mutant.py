@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 Change = tuple[str, str]
 
@@ -12,8 +12,8 @@ class Mutant(NamedTuple):
     """Replaces texts of modules.
 
     ``about`` is the hard case or the order of operations that it breaks; ``killed_by`` names checks of
-    lab/proof/checker.py and tests/simulation/oracle.py; ``faults`` are those of the worlds that it is put into, if few
-    random worlds would meet it.
+    lab/proof/checker.py and tests/simulation/oracle.py; ``faults`` are those of the worlds that it is put into, and
+    ``plan`` has their other settings, if few random worlds would meet it.
     """
 
     about: str
@@ -21,11 +21,12 @@ class Mutant(NamedTuple):
     changes: Mapping[str, Sequence[Change]]
     killed_by: frozenset[str]
     faults: Mapping[str, float] | None = None
+    plan: Mapping[str, Any] | None = None
 
     @property
     def inside(self) -> bool:
         """Whether clients can't notice the mutant: it changes only statistics, or rows that are never read."""
-        return self.name in INSIDE
+        return self.name in INSIDE or self.about == PRIORITIES
 
 
 #: Names of mutants that harm no message.
@@ -77,11 +78,12 @@ DEDUPLICATION = "deduplication"
 KILLERS = "killers"
 PURGING = "purge"
 LIMITS = "limits"
+PRIORITIES = "priorities"
 EXPIRY = "expiry"
 HARD_CASES = (
     IDENTITY, REOPENING, COALESCING, LEASE_LOST, FIRING, SIZES, UNKNOWN_VERSION, RETENTION, OLD_STATE, SETTINGS,
     READERS, GROUPS, HOLDER, DELAYING, CANCELLING, MOVING, ANSWERING, AT_MOST_ONCE, ORDERING, SUBSCRIPTIONS,
-    DEDUPLICATION, KILLERS, PURGING, LIMITS, EXPIRY,
+    DEDUPLICATION, KILLERS, PURGING, LIMITS, PRIORITIES, EXPIRY,
 )  # fmt: skip
 
 #: And what is not hard, but must be right.

@@ -29,6 +29,7 @@ from tests.simulation.mutants_of_delays import DELAY_MUTANTS
 from tests.simulation.mutants_of_expiry import EXPIRY_MUTANTS
 from tests.simulation.mutants_of_limits import LIMIT_MUTANTS
 from tests.simulation.mutants_of_ordering import ORDERING_MUTANTS
+from tests.simulation.mutants_of_priorities import PRIORITY_MUTANTS
 from tests.simulation.mutants_of_purges import PURGE_MUTANTS
 from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
@@ -42,8 +43,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 MUTANTS = (
     *CORE_MUTANTS, *DEDUPLICATION_MUTANTS, *DELAY_MUTANTS, *EXPIRY_MUTANTS, *LIMIT_MUTANTS, *ORDERING_MUTANTS,
-    *PURGE_MUTANTS,
-    *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
+    *PRIORITY_MUTANTS, *PURGE_MUTANTS, *SHELL_MUTANTS, *SUBSCRIPTION_MUTANTS,
 )  # fmt: skip
 
 
@@ -113,7 +113,7 @@ def judge(mutant: Mutant, seeds: int, blind: bool = False) -> Verdict:
         return Verdict(mutant.name, "", -1, f"it can't be made: {error}", False)
     finally:
         sys.meta_path.remove(finder)
-    plan = world.Plan(faults=swarm.only(**mutant.faults) if mutant.faults else None, blind=blind)
+    plan = world.Plan(faults=swarm.only(**mutant.faults) if mutant.faults else None, blind=blind, **(mutant.plan or {}))
     for seed in range(seeds):
         result = world.simulate(seed, plan)
         if result.failed:

@@ -23,7 +23,7 @@ _CORE, _STORAGE, _KAFKA = "marq.core.", "marq.core.storage.", "marq.kafka."
 _LEASES, _TRACKER, _CLOCK, _MARKS = (
     _CORE + "lease_book",
     _CORE + "tracker",
-    _STORAGE + "clock",
+    _STORAGE + "log_clock",
     _STORAGE + "acquired_ranges",
 )
 _TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from itertools import cycle
 from math import inf
 from typing import TYPE_CHECKING, Any
 
@@ -38,8 +39,8 @@ class Ordering:
         self._hot_share = lots.choice([0.0, 0.7])
         self._keyless_share = lots.choice([0.0, 0.0, 0.2])
 
-    def choose(self, documents: Mapping[str, dict[str, Any]]) -> None:
-        """Let some queues have ordering."""
+    def choose(self, documents: Mapping[str, dict[str, Any]], priorities: Collection[int] = ()) -> None:
+        """Let some queues have ordering or limits, and all that may these ``priorities``, if there are any."""
         chosen = [queue for queue in documents if self._lots.random() < self._share]
         self.queues = frozenset(queue for queue in chosen if documents[queue].get("delivery") != AT_MOST_ONCE)
         for queue in self.queues:
@@ -48,6 +49,9 @@ class Ordering:
         limited = [queue for queue in others if self._limit_lots.random() < self._limited_share]
         for queue in limited:
             documents[queue] |= self.limited(ordered=queue in self.queues)
+        for queue, priority in zip(others if priorities else (), cycle(priorities), strict=False):
+            documents[queue] |= {"limits": documents[queue].get("limits", {}), "priority": priority}
+            limited.append(queue)
         self.queues |= frozenset(limited)
         self.limits = bool(limited)
 

@@ -22,6 +22,7 @@ from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.topic_configs import room_for_markers
 from marq.wire.markers import Payload, Source, payload_bytes
 from tests.simulation.asking import open_reader
+from tests.simulation.prioritising import JudgedPriorities
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -64,6 +65,8 @@ class SimulatedReceiver(Receiver):
             queries=TrackerQueries(brokers, writer, len(world.markers)),
         )
         self._consumer = consumer
+        if not world.blind:
+            self.ordering.priorities = JudgedPriorities(world)
         # Records with the headers of another attempt fit in the markers topic.
         self._settings_again = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
 

@@ -312,7 +312,7 @@ def test_delay_by_a_header_holds_for_whoever_reads_the_record_and_when_it_is_rea
     delayed = 0
     for world in worlds(8 * SEEDS, commit_unknown=0.4, consumer_crash=0.01, rebalance_every_ms=500.0, marker_slow=0.2):
         stats += world.stats
-        delayed += sum(max(event.get("dues_ms", [-1])) >= 0 for event in markers(world, "ACQUIRE"))
+        delayed += sum(max(event["dues_ms"] or [-1]) >= 0 for event in markers(world, "ACQUIRE"))
 
     assert delayed > stats["delayed_by_header"] > 100
 
@@ -439,6 +439,19 @@ def test_limits_hold_in_all_consumers_through_crashes_and_rebalances() -> None:
 
     assert reached > SEEDS
     assert min(settings.values()) > 5
+
+
+def test_priorities_each_turn_is_due_to_its_queue_by_what_else_waits() -> None:
+    """Each turn is judged (prioritising.py); higher, lower and equal queues wait together, some for a second."""
+    stats: Counter[str] = Counter()
+    for seed in range(2 * SEEDS):
+        plan = Plan(faults=swarm.only(late_read=0.1), messages=100, priorities=((9, 1), (5, 5), (9, 5, 1))[seed % 3])
+        result, _, world = inspect(seed, plan)
+        assert result.failed == "", f"seed {seed}"
+        stats.update(world.stats)
+
+    turns = ("turns_of_higher", "turns_of_lower", "turns_of_equal", "overdue_turns")
+    assert min(stats[name] for name in turns) > 10
 
 
 def test_each_hard_case_has_a_test_here() -> None:

@@ -90,6 +90,8 @@ class Plan:
     purges: float = 0.1
     #: How many messages expire, and how many queues let them; None: drawn for each world.
     expires: float | None = None
+    #: Priorities of the queues, in turn; without any, some are drawn for few worlds.
+    priorities: tuple[int, ...] = ()
 
 
 class World:
@@ -153,7 +155,7 @@ class World:
         self._copies_at_once = random.Random(f"copies {seed}").choice([1, 3, 2_000])
         self._set_limits()
         self._make_topics()
-        self._make_queues()
+        self._make_queues(plan)
         self._make_processes(plan)
         self.nemesis = Nemesis(self)
 
@@ -198,7 +200,7 @@ class World:
     def new_changelog(self, number: int) -> Partition:
         return Partition(f"{self.names.changelog}/{number}", self.wall_ms)
 
-    def _make_queues(self) -> None:
+    def _make_queues(self, plan: Plan) -> None:
         rng = self.rng
         self.lease_ms = rng.choice([400, 600, 2_000])
         self.queues = ["a", "b", "ü"][: rng.randint(2, 3)]
@@ -214,7 +216,7 @@ class World:
                 self._share_topic(documents)
         if self.at_most_once:
             documents[rng.choice(self.queues)]["delivery"] = AT_MOST_ONCE
-        self.ordering.choose(documents)
+        self.ordering.choose(documents, plan.priorities)
         self.expiring.choose(documents)
         self.definitions.begin({"lease": self.lease_ms / 1000}, documents)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -140,3 +141,39 @@ def test_a_wrong_setting_in_the_file_ends_a_command_with_one_sentence(runner: Cl
     assert ended.stderr == (
         "marq: marq.toml: [settings]: unknown setting 'bootstrap_server'; did you mean 'bootstrap_servers'?\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("setting", "text"),
+    [
+        ("web_port = 99999", r"\[settings\] web_port: .*less than or equal to 65535 \(found '99999'\)"),
+        ("partitions = 0", r"\[settings\] partitions=0: expected a whole number from 1 to 10000"),
+        ('bootstrap_servers = "kafka"', r"\[settings\] bootstrap_servers='kafka': expected host:port"),
+        ('prefix = "my shop"', r"\[settings\] prefix: expected 1 to 100 of the characters"),
+    ],
+)
+def test_a_wrong_value_of_the_project_file_is_named_as_it_is_written_there(
+    runner: CliRunner, setting: str, text: str
+) -> None:
+    Path("marq.toml").write_text(f"[settings]\n{setting}\n")
+
+    refused = runner.invoke(cli, ["queues"])
+
+    assert refused.exit_code == 1
+    assert re.match(rf"marq: marq\.toml: {text}", refused.stderr), refused.stderr
+
+
+def test_a_worker_names_the_table_of_a_module_that_is_not_there_and_the_variable_that_overrides_it(
+    runner: CliRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("marq.toml").write_text('[settings]\nhandlers = ["tsaks"]\nstop_timeout = 5\nshutdown_timeout = 60\n')
+    settings = str(runner.invoke(cli, ["worker"]).exception)
+    monkeypatch.setenv("MARQ_SHUTDOWN_TIMEOUT", "1")
+    module = str(runner.invoke(cli, ["worker"]).exception)
+    monkeypatch.setenv("MARQ_HANDLERS", "takss")
+    variable = str(runner.invoke(cli, ["worker"]).exception)
+
+    assert "marq.toml: [settings] shutdown_timeout: expected at most" in settings
+    assert "lower it, or raise marq.toml: [settings] stop_timeout" in settings
+    assert module.startswith("marq: marq.toml: [settings] handlers: module 'tsaks' can't be imported")
+    assert variable.startswith("marq: MARQ_HANDLERS: module 'takss' can't be imported")

@@ -15,6 +15,7 @@ REPORT = """<testsuites><testsuite>
 <testcase classname="tests.sqs.test_moto" name="b" time="1.0"><failure>AssertionError</failure></testcase>
 <testcase classname="tests.sqs.test_moto" name="c" time="0.5"><error>in its fixture</error></testcase>
 <testcase classname="tests.worker.test_roles.TestRoles" name="d" time="4.0"><skipped/></testcase>
+<testcase time="0.0"/>
 </testsuite></testsuites>"""
 
 
@@ -33,13 +34,14 @@ def test_an_unknown_part_is_refused_with_the_names_of_all() -> None:
         verify.chosen(["sqs,wroker"])
 
 
-def test_a_report_is_summed_up_by_folder(tmp_path: Path) -> None:
+def test_a_report_is_summed_up_by_folder_even_if_the_run_was_interrupted(tmp_path: Path) -> None:
     report = tmp_path / "verify.xml"
     report.write_text(REPORT)
 
     assert verify.read(report) == {
         "sqs": Part(Counter(passed=1, failed=2), 4.0),
         "worker": Part(Counter(skipped=1), 4.0),
+        "pytest": Part(Counter(passed=1)),
     }
 
 

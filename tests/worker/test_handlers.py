@@ -106,6 +106,44 @@ async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
     assert not [batch for batch in after if isinstance(batch, Release)]
 
 
+async def test_a_plain_function_that_does_not_end_in_time_is_left_and_runs_again_elsewhere(
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+) -> None:
+    # given: two plain functions at work, of which one will not end
+    handlers = Handlers(tmp_path / "handlers")
+    queues = '[queues.plain_patient]\nhandler = "handlers_of_the_test:plain_patient"\nlease = 600\n'
+    environment = {**handlers.environment, "MARQ_STOP_TIMEOUT": "120", "MARQ_SHUTDOWN_TIMEOUT": "5"}
+    worker = await new_worker(queues=queues, environment=environment).start().ready()
+
+    async def is_waiting() -> bool:
+        return "waiting up to 5 s for running handlers" in worker.log()
+
+    async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
+        left = await producer.send("plain_patient", b"never")
+        await producer.send("plain_patient", b"go")
+        await handlers.has_noted("plain_patient", 2)
+
+        # when: it stops, and the other one ends in time
+        worker.terminate()
+        await eventually(is_waiting)
+        handlers.let_go("go")
+        exit_code = await worker.ended()
+        log = worker.log()
+        other = await new_worker(like=worker).start().ready()
+        noted = await handlers.has_noted("plain_patient", 3)
+        handlers.let_go("never")
+        await other.stop()
+
+    # then: the process ended by itself, and the log names the message that was left
+    assert exit_code == 0
+    assert re.search(rf"threads can't be cancelled and continue: .* messages=1 ids={re.escape(left.id)}", log), log
+    assert "exiting now without waiting for threads" in log
+    assert "has not stopped within" not in log
+    # and: only that message runs again, and the attempt did not count
+    assert [(line["value"], line["attempt"]) for line in noted].count(("never", 1)) == 2
+    assert len(noted) == 3
+
+
 async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_acked(
     new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
 ) -> None:

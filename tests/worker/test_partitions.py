@@ -107,4 +107,6 @@ async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_wh
             for partition in range(PARTITIONS):
                 await plain.send_and_wait(names.messages, b"plain", b"handled", partition=partition)
         noted = await handlers.has_noted("handled", 10 + PARTITIONS)
+    # The handlers went on in the same process.
+    assert len({line["worker"] for line in noted}) == 1
     assert Counter(line["value"] for line in noted) == {**{str(number): 1 for number in range(10)}, "plain": PARTITIONS}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -103,7 +104,7 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
             assert (found["never"]["next"], found["never"]["enabled"]) == (None, False)
             assert found["s0"]["next"].endswith("-12-31T23:00:00+00:00")
             assert found["s0"]["last"] is None
-        found = await eventually(lambda: shown(worker), lambda found: found.get("often", {}).get("last"))
+        found = await eventually(lambda: shown(worker), lambda found: len(found.get("often", {}).get("runs") or ()) > 2)
         # Its last message has a page.
         query = urlencode({"id": found["often"]["last_id"], "queue": QUEUE})
 
@@ -123,3 +124,9 @@ async def test_two_workers_plan_each_schedule_once_and_all_pages_show_them(
     assert all(schedule["next"] for schedule in document["schedules"] if schedule["enabled"])
     code, output, _ = await faust(worker, "schedules")
     assert (code, "disabled" in output) == (0, True)
+    code, output, _ = await faust(worker, "schedules", "often")
+    runs = re.findall(r"^(\S+)\+00:00  ~schedule/often/", output, re.MULTILINE)
+    assert (code, runs) == (0, sorted(runs, reverse=True))
+    assert len(runs) > 2
+    code, _, errors = await faust(worker, "schedules", "ofen")
+    assert (code, "unknown schedule 'ofen'; did you mean 'often'?" in errors) == (1, True)

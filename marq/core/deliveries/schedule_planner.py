@@ -15,6 +15,9 @@ cancelled. No time is skipped or repeated:
 * A withdrawn source is forgotten, along with its seen times, so that a definition can be restored. The last one of them
   is in the header ``marq-previous-time`` of the new definition's first message.
 
+Each message also has the last times that were delivered before it, for people: they go from one message to the next in
+the header ``marq-previous-runs``, and start over with a changed definition, whose messages have other ids.
+
 The next time is after the last one written and after the log's clock. If no workers were running or the queue was
 paused for a while, only the message that was already written is delivered late. With ``catch_up``, the next time is the
 one after the last one written.
@@ -31,12 +34,14 @@ from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.markers import ANY_QUEUE, Batch, Cause, Delay, Fact, Kind, Payload, Source, payload_bytes
-from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, schedule_name
-from marq.wire.record_headers import previous_time_s
+from marq.wire.names import HEADER_ROOM_BYTES, PREVIOUS_HEADER, RUNS_HEADER, schedule_name
+from marq.wire.record_headers import previous_runs_s, previous_time_s
 
 #: Maximum number of missed messages that a schedule writes at a time, and their bytes.
 MAX_MISSED = 100
 MAX_MISSED_BYTES = 200_000
+#: Times in a message that were delivered before it.
+MAX_RUNS = 10
 
 #: Returns the next time of a schedule after the given one, in seconds since the epoch; None if there is none.
 NextTime = Callable[[Schedule, int], int | None]
@@ -89,7 +94,7 @@ class Planner:
 
     def problem(self, schedule: Schedule) -> str:
         """Return why a schedule with times has no messages, or ""."""
-        size, room = payload_bytes(_payload(schedule, 0, 0)), self._limit_bytes - HEADER_ROOM_BYTES
+        size, room = payload_bytes(_largest(schedule, 0)), self._limit_bytes - HEADER_ROOM_BYTES
         return f"its messages are too large: {size} bytes, and there is room for {room}" if size > room else ""
 
     def source(self, schedule: Schedule) -> Source:
@@ -121,7 +126,9 @@ class Planner:
                 plan += self._delays(book, tracker.holder, schedule, now_s, former)
         return plan
 
-    def follow(self, tracker: Tracker, fires: Sequence[DueAction], monotonic_ms: int) -> list[Delay]:
+    def follow(
+        self, tracker: Tracker, fires: Sequence[DueAction], monotonic_ms: int, payload: FindPayload
+    ) -> list[Delay]:
         """Return the next messages of schedules, to be written in one transaction with ``fires``.
 
         If they were written later, the next owner might have to write them. It would not know how late these messages
@@ -130,23 +137,32 @@ class Planner:
         book = tracker.book
         if not book.scheduled:
             return []
-        fired: dict[Source, list[int]] = {}
+        fired: dict[Source, list[DueAction]] = {}
         for fire in fires:
             if fire.source in book.scheduled:
-                fired.setdefault(fire.source, []).append(fire.offset)
+                fired.setdefault(fire.source, []).append(fire)
         if not fired:
             return []
         now_s, current = _now_s(book, monotonic_ms), self._current()
         plan: list[Delay] = []
-        for source, numbers in fired.items():
-            if source in current and len(numbers) == len(book.open_in(ANY_QUEUE, source)):
-                plan += self._delays(book, tracker.holder, current[source], now_s, _NO_FORMER)
+        for source, ended in fired.items():
+            if source in current and len(ended) == len(book.open_in(ANY_QUEUE, source)):
+                runs_s = _runs_s(ended, payload)
+                plan += self._delays(book, tracker.holder, current[source], now_s, _NO_FORMER, runs_s)
         return plan
 
     def _current(self) -> dict[Source, Schedule]:
         return {self.source(schedule): schedule for schedule in self.schedules() if schedule.enabled}
 
-    def _delays(self, book: LeaseBook, holder: int, schedule: Schedule, now_s: int, former: _Former) -> list[Delay]:
+    def _delays(
+        self,
+        book: LeaseBook,
+        holder: int,
+        schedule: Schedule,
+        now_s: int,
+        former: _Former,
+        runs_s: Sequence[int] = (),
+    ) -> list[Delay]:
         source = self.source(schedule)
         written = book.last_number(source)
         last = former.last_s if written is None else written
@@ -165,7 +181,8 @@ class Planner:
         if not times:
             return []
         payloads = [
-            _payload(schedule, time_s, previous_s) for time_s, previous_s in zip(times, [last, *times], strict=False)
+            _payload(schedule, time_s, previous_s, [*reversed(times[:index]), *runs_s])
+            for index, (time_s, previous_s) in enumerate(zip(times, [last, *times], strict=False))
         ]
         return [Delay(schedule.queue, holder, source, times, [time_s * 1000 for time_s in times], False, 0, payloads)]
 
@@ -173,7 +190,7 @@ class Planner:
         """Return how many messages fit into one marker; the markers topic accepts more than the messages topic."""
         # The broker would refuse a larger marker of every new owner, and the partition would redeliver nothing.
         room = min(MAX_MISSED_BYTES, self._limit_bytes)
-        return max(1, min(MAX_MISSED, room // payload_bytes(_payload(schedule, now_s, now_s))))
+        return max(1, min(MAX_MISSED, room // payload_bytes(_largest(schedule, now_s))))
 
 
 def _withdraw(book: LeaseBook, holder: int, source: Source, payload: FindPayload) -> tuple[list[Fact], _Former]:
@@ -194,8 +211,22 @@ def _now_s(book: LeaseBook, monotonic_ms: int) -> int:
     return (book.clock.anchor_now_ms + monotonic_ms - book.clock.anchor_monotonic_ms) // 1000
 
 
-def _payload(schedule: Schedule, time_s: int, previous_s: int | None) -> Payload:
+def _runs_s(ended: Sequence[DueAction], payload: FindPayload) -> list[int]:
+    """Return the times of a schedule that have been delivered with these messages, its last ones; the latest first."""
+    first = min(ended, key=lambda fire: fire.offset)
+    delivered = sorted((fire.offset for fire in ended if fire.fact_kind is not Kind.CANCELLED), reverse=True)
+    return [*delivered, *previous_runs_s(payload(first.lease.queue, first.source, first.offset))]
+
+
+def _largest(schedule: Schedule, time_s: int) -> Payload:
+    """Return the largest message of a schedule with times like this one."""
+    return _payload(schedule, time_s, time_s, [time_s] * MAX_RUNS)
+
+
+def _payload(schedule: Schedule, time_s: int, previous_s: int | None, runs_s: Sequence[int]) -> Payload:
     headers = list(schedule.payload_headers)
     if previous_s is not None:
         headers.append((PREVIOUS_HEADER, b"%d" % previous_s))
+    if runs_s:
+        headers.append((RUNS_HEADER, b",".join(b"%d" % run_s for run_s in runs_s[:MAX_RUNS])))
     return Payload(time_s * 1000, 1, schedule.queue.encode(), headers, schedule.value.encode())

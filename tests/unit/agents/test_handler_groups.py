@@ -113,17 +113,28 @@ def test_a_group_can_be_told_to_its_process() -> None:
     assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
 
 
-def test_a_group_reads_the_partitions_of_its_queues_and_a_move_makes_another_group_of_it() -> None:
+def test_a_group_reads_the_partitions_of_its_queues_and_a_move_needs_no_new_process() -> None:
+    # given
     definitions = defined(
         file__emails=SEND,
         file__reports=SEND,
-        placement__emails={"sends": [3], "reads": [1, 3]},
+        placement__emails={"sends": [3], "reads": None},
         placement__reports={"sends": [2], "reads": [2]},
     )
-
     [group] = handler_groups(definitions, {}).values()
+    assert group.serving("messages", group.queues, definitions).reads == {}
 
-    assert group.serving("messages", group.queues).reads == {"messages": (1, 2, 3)}
-    assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
+    # when: a minute after a queue was defined, only its own partitions are read
     definitions.fold(b"placement:emails", {"sends": [3], "reads": [3]})
-    assert handler_groups(definitions, {})["handlers"] != group
+
+    # then: its process reads the others no more, and no handler is interrupted
+    assert handler_groups(definitions, {})["handlers"] == group
+    assert group.serving("messages", group.queues, definitions).reads == {"messages": (2, 3)}
+
+
+def test_a_worker_of_an_older_version_may_tell_which_partitions_to_read() -> None:
+    group = HandlerGroup("slow", {"emails": HandledQueue("mail:send", 3)})
+    document = group.document()
+    document["queues"]["emails"]["reads"] = [1, 3]
+
+    assert HandlerGroup.read(json.loads(json.dumps(document))) == group

@@ -14,7 +14,15 @@ from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire, Payload, Source
 from marq_worker.commands.state import _leases_since
 from marq_worker.redaction import Redaction
-from marq_worker.web.message_listing import MAX_PLACES, Choice, open_message, read_choice, sources_of
+from marq_worker.web.message_listing import (
+    MAX_PLACES,
+    Choice,
+    described_schedules,
+    open_message,
+    read_choice,
+    sources_of,
+)
+from tests.unit.core.test_schedule_planner import PARTITIONS, Life, times
 
 NOW_MS = 1_000_000_000
 
@@ -73,6 +81,43 @@ def test_of_places_there_may_be_more_than_of_messages() -> None:
 def test_other_values_than_numbers_are_rejected(query: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
         read_choice("emails", query)
+
+
+# --- schedules --------------------------------------------------------------------------------------------------------
+
+
+def listed(life: Life) -> dict[str, Any]:
+    owner = SimpleNamespace(
+        state="owner",
+        engine=SimpleNamespace(planner=life.planner, payload=life.payload),
+        tracker=life.tracker,
+        times=SimpleNamespace(problems={}),
+    )
+    [schedule] = described_schedules([owner])  # type: ignore[list-item]
+    return schedule
+
+
+def test_a_schedule_is_listed_with_its_last_runs_and_their_messages() -> None:
+    # given
+    life = Life()
+    life.define()
+    life.until(times(1, 1)[0])
+
+    # when
+    schedule = listed(life)
+
+    # then: the latest first, each with the id of its message
+    topic, partition = life.layers.current["s"].source(PARTITIONS)
+    ids = [f"{topic}/{partition}/{time_s}" for time_s in reversed(times(0, 2))]
+    assert [run["id"] for run in schedule["runs"]] == ids
+    assert [run["time"] for run in schedule["runs"]] == ["2023-11-14T22:15:00+00:00", "2023-11-14T22:14:00+00:00"]
+    assert (schedule["last"], schedule["last_id"]) == (schedule["runs"][0]["time"], ids[0])
+
+    # and: a time before a change has a message of another definition, whose id this one does not know
+    life.define(value="new")
+    life.work()
+    schedule = listed(life)
+    assert (schedule["last"], schedule["last_id"], schedule["runs"]) == ("2023-11-14T22:15:00+00:00", None, [])
 
 
 # --- queues' own topics, which may be created again -------------------------------------------------------------------

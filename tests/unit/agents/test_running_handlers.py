@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from types import SimpleNamespace
 from typing import Any
 
+from marq.kafka.queue_records import Serving
+from marq.settings.definitions import Definitions
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.running_handlers import RunningHandlers
 
 LIMIT_S = 60.0
+GROUP = HandlerGroup("mail", {"letters": HandledQueue("tasks:write", 1)})
 
 
 class Parts:
@@ -37,7 +41,7 @@ class Parts:
 
 async def test_a_stop_ends_a_join_that_does_not_end_and_leaves_the_group_last() -> None:
     """Leases are renewed, and offsets committed, until handlers have ended."""
-    handlers, parts = RunningHandlers(HandlerGroup("mail", {"letters": HandledQueue("tasks:write", 1)})), Parts()
+    handlers, parts = RunningHandlers(GROUP), Parts()
     session: Any = SimpleNamespace(receiver=parts.receiver, close=parts.close)
     reader: Any = parts
     handlers.session, handlers.reader = session, reader
@@ -52,3 +56,56 @@ async def test_a_stop_ends_a_join_that_does_not_end_and_leaves_the_group_last() 
     # Nothing of a stopped one runs.
     await handlers.join()
     await handlers.run()
+
+
+class Moving:
+    """A session and a reader; both note what they are told to read."""
+
+    def __init__(self) -> None:
+        self.reads: list[Any] = []
+        self.moved = asyncio.Event()
+        self.receiver = self
+
+    def start(self) -> None:
+        """Nothing is received here."""
+
+    async def done(self) -> None:
+        await asyncio.Event().wait()
+
+    def apply_pauses(self) -> None:
+        """No queue is paused here."""
+
+    async def serve(self, serving: Serving, begin: Any) -> None:
+        self.reads.append(serving.partitions)
+        self.moved.set()
+
+    async def close(self) -> None:
+        """Nothing is in flight here."""
+
+    async def stop(self, limit_s: float) -> None:
+        """It is in no group."""
+
+
+async def test_running_handlers_follow_the_partitions_of_their_queues() -> None:
+    # given: a queue that has just been defined is read in all partitions
+    definitions, parts, handlers = Definitions(), Moving(), RunningHandlers(GROUP)
+    moving: Any = parts
+    handlers.session = handlers.reader = moving
+    handlers.follow(functools.partial(GROUP.serving, "messages", GROUP.queues, definitions))
+    running = asyncio.create_task(handlers.run())
+
+    # when: a minute later, only its own are read; the next change is one of other settings
+    definitions.fold(b"placement:letters", {"sends": [3], "reads": [3]})
+    handlers.apply_definitions()
+    await asyncio.wait_for(parts.moved.wait(), LIMIT_S)
+    handlers.apply_definitions()
+    parts.moved.clear()
+    definitions.fold(b"placement:letters", {"sends": [3], "reads": [1, 3]})
+    handlers.apply_definitions()
+    await asyncio.wait_for(parts.moved.wait(), LIMIT_S)
+
+    # then
+    assert parts.reads == [(3,), (1, 3)]
+    await asyncio.wait_for(handlers.stop(), LIMIT_S)
+    running.cancel()
+    await asyncio.wait([running], timeout=LIMIT_S)

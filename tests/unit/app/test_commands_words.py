@@ -107,6 +107,8 @@ def test_a_purge_says_what_it_ended() -> None:
     text = purge.said("emails", found, complete=True, dry_run=False)
 
     assert text == "queue 'emails': 1,204 messages purged (1,200 waiting, 3 for redelivery, 1 dead-lettered)"
+    one = Purged(waiting=1)
+    assert purge.said("emails", one, complete=True, dry_run=False) == "queue 'emails': 1 message purged (1 waiting)"
     assert "would be purged" in purge.said("emails", found, complete=True, dry_run=True)
     assert "there were none" in purge.said("emails", Purged(), complete=True, dry_run=False)
 

@@ -557,6 +557,9 @@ async def test_schedules_are_run_paused_and_resumed_from_their_page(client: Clie
         locations.append(await confirm(client, action, fields))
 
     assert f'<a href="{last}"><time' in page
+    # Those before it are one click away.
+    earlier = f"/message?id={quote('~schedule/nightly/5f0c2a4b6d8e/3/1795154400', safe='')}&amp;queue=reports"
+    assert re.search(rf'<details><summary>9 before</summary><a href="{re.escape(earlier)}"><time', page)
     assert actor.asked == [
         ("run-schedule", "nightly"),
         ("switch-schedule", ("nightly", False)),
@@ -653,6 +656,8 @@ async def test_waiting_messages_can_be_purged_by_their_age_alone(
 
     assert ("Purge all" in page) is (offered is not None)
     assert offered is None or offered in page
+    # Otherwise it says why there is no button.
+    assert ("without asking a tracker" in page) is (offered is None)
 
 
 async def test_a_queue_whose_name_is_typed_wrongly_is_not_purged(client: Client, actor: PretendActor) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from marq.wire.errors import ConfigError
-from marq_worker.readable import end_with
+from marq_worker.fatal_errors import end_with
 
 
 def test_a_process_that_cannot_start_ends_with_one_sentence() -> None:

@@ -20,6 +20,7 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
 from marq.leases import handler_failures
 from marq.leases.message import Message
+from marq.settings.limits import Limits, Rate
 from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, ConfigError
@@ -464,6 +465,35 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
 
     asked = len([each for each in tracker.asked if not each.onwards])
     assert most - 2 <= asked <= most
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
+async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_rate_of_their_queue() -> None:
+    made, tracker = ordered_rig(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
+    tracker.open_messages = dict.fromkeys(range(60), (State.WAITING_IN_ORDER, 2, 0))
+    made.reader.add(P0, *[record(offset, "a") for offset in range(60)])
+    made.buffer.handler_demand = 100
+
+    async def pass_time(seconds: int) -> int:
+        for _ in range(10 * seconds):
+            await made.clock.advance(0.1)
+            made.receiver.demand()
+            await spin(50)
+        return len(made.buffer.ready)
+
+    # The broker does not confirm the ACQUIREs of messages that have had their turns.
+    made.acquirer.gate.clear()
+    made.receiver.start()
+    assert await pass_time(4) == 0
+    made.acquirer.gate.set()
+    await spin(100)
+
+    begun = len(made.buffer.ready)
+    assert begun <= 11
+    assert await pass_time(3) == pytest.approx(begun + 30, abs=2)
+    await pass_time(3)
+    assert sorted(each.offset for each in await made.take(60)) == list(range(60))
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
 

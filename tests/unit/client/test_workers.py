@@ -696,7 +696,8 @@ async def test_a_stop_releases_what_a_thread_has_not_ended_in_time_and_says_that
     await rig.settled()
 
     assert (rig.acked, rig.released) == ([], {0: (0, False, "")})
-    assert "threads can't be cancelled and continue: queue=q handler=" in caplog.text
+    name = f"queue=q handler={__name__}:Blocking.<Blocking> messages=1 ids=t/0/0"
+    assert f"threads can't be cancelled and continue: {name}" in caplog.text
 
 
 async def test_a_stop_without_running_handlers_logs_nothing(make_rig, caplog) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from marq.core.deliveries.schedule_planner import MAX_MISSED, Planner
+from marq.core.deliveries.schedule_planner import MAX_MISSED, MAX_RUNS, Planner
 from marq.core.lease_book import LeaseBook
 from marq.core.storage import rows
 from marq.core.storage.rows import State
@@ -16,7 +16,8 @@ from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
 from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Payload, Reschedule, Source
-from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, is_synthetic, markers_partition
+from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, RUNS_HEADER, is_synthetic, markers_partition
+from marq.wire.record_headers import previous_runs_s
 
 T0_S = 1_700_000_000
 PARTITIONS = 4
@@ -91,9 +92,9 @@ class Life:
             tick = (
                 [] if plan or fires or self.tracker.tick_in_ms(self.now_ms) != 0 else [self.tracker.tick(self.now_ms)]
             )
-            following = self.planner.follow(self.tracker, fires, self.now_ms)
+            following = self.planner.follow(self.tracker, fires, self.now_ms, self.payload)
             planned += following
-            batches = [*plan, *self.tracker.facts(fires), *tick]
+            batches = [*plan, *self.tracker.facts(fires), *following, *tick]
             if not batches:
                 return planned
             for batch in batches:
@@ -107,6 +108,12 @@ class Life:
             self.work()
         self.now_ms = time_s * 1000
         self.work()
+
+    @property
+    def runs(self) -> list[int]:
+        """The last runs that the next message names."""
+        source, number, lease = min(self.book.open_leases(), key=lambda opened: opened[1])
+        return previous_runs_s(self.payload(lease.queue, source, number))
 
     @property
     def waiting(self) -> list[int]:
@@ -134,7 +141,43 @@ def test_one_message_waits_and_each_time_comes_once() -> None:
     assert life.delivered == times(0, 4)
     assert life.waiting == times(4, 1)
     last = [batch for batch in life.log if isinstance(batch, Delay)][-1]
-    assert list(last.payloads[0].headers) == [("kind", b"daily"), (PREVIOUS_HEADER, b"%d" % times(3, 1)[0])]
+    runs = b",".join(b"%d" % time_s for time_s in reversed(times(0, 4)))
+    assert list(last.payloads[0].headers) == [
+        ("kind", b"daily"),
+        (PREVIOUS_HEADER, b"%d" % times(3, 1)[0]),
+        (RUNS_HEADER, runs),
+    ]
+
+
+@pytest.mark.parametrize("catch_up", [False, True])
+def test_each_message_names_the_last_runs_of_its_definition(catch_up: bool) -> None:
+    life = Life()
+    life.define(catch_up=catch_up)
+    life.until(times(2, 1)[0])
+    life.restart()
+    assert life.runs == times(0, 3)[::-1]
+
+    # when one is cancelled
+    [(source, number, _)] = life.book.open_leases()
+    life.append(Cancel("reports", 77, source, [number]))
+    life.until(times(5, 1)[0])
+    assert life.runs == [*times(4, 2)[::-1], *times(0, 3)[::-1]]
+
+    # when no worker runs for a while
+    life.now_ms = (times(9, 1)[0] + 7) * 1000
+    life.restart()
+    assert life.runs[: 4 if catch_up else 1] == (times(6, 4)[::-1] if catch_up else times(6, 1))
+
+    # when there were more than a message keeps
+    life.until(times(40, 1)[0])
+    assert life.runs == times(31, MAX_RUNS)[::-1]
+
+    # when its messages become others, with other ids
+    life.define(value="new", catch_up=catch_up)
+    life.work()
+    assert life.runs == []
+    life.until(times(42, 1)[0])
+    assert life.runs == times(41, 2)[::-1]
 
 
 def test_a_message_of_a_schedule_is_known_by_its_name_and_time_in_one_partition_for_all_definitions() -> None:
@@ -204,7 +247,7 @@ def test_what_follows_a_message_is_said_together_with_its_delivery() -> None:
     life.append(life.tracker.tick(life.now_ms))
     fires = life.tracker.due()
 
-    [following] = life.planner.follow(life.tracker, fires, life.now_ms)
+    [following] = life.planner.follow(life.tracker, fires, life.now_ms, life.payload)
 
     assert following.offsets == times(1, 1)
     for batch in [*life.tracker.facts(fires), following]:

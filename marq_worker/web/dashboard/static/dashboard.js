@@ -19,6 +19,8 @@ function refresh() {
 document.body.addEventListener("htmx:before:swap", (event) => {
   if (busy()) event.preventDefault();
 });
+// What somebody has unfolded stays open.
+htmx.config.morphIgnore.push("open");
 function schedule(seconds) {
   clearInterval(timer);
   timer = seconds ? setInterval(refresh, seconds * 1000) : 0;
