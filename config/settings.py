@@ -64,6 +64,8 @@ class AppSettings(BaseModel):
 
     bootstrap_servers: str = "127.0.0.1:9092"
     prefix: str = "marq"
+    #: The data directory of ``python -m pipeline``, for charts of more than 15 minutes.
+    pipeline_data: Path | None = None
     #: Names the project whose definitions this worker publishes; only a start of the same project removes them.
     project: str | None = None
     #: Parent of the RocksDB files; each worker on a machine takes a folder of its own below it.

@@ -109,7 +109,7 @@ class Ingest:
         #: Records that operators quarantined: partition, offset and digest.
         self._quarantined: list[str] = []
         #: Topics that could not be read in this round, with the reason.
-        self._unread: dict[str, str] = {}
+        self.unread: dict[str, str] = {}
         #: The queues topic up to these ends, so that a round without new definitions does not read it again.
         self._history: tuple[object, QueueHistory] = (None, QueueHistory())
 
@@ -135,7 +135,7 @@ class Ingest:
         self._lake.belong(self._topics.cluster_id(), names.prefix)
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
-        self._unread = {}
+        self.unread = {}
         subscriptions = self._subscriptions(history, existing)
         own = {log_name(subscription.topic) for subscription in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
@@ -225,7 +225,7 @@ class Ingest:
         while True:
             before = self._lake.last_commit(stream.name) or _NOTHING
             progress = self._begun(before, ids, begins, ends)
-            ranges = _left(progress, ids, ends, self._unread)
+            ranges = _left(progress, ids, ends, self.unread)
             if not ranges:
                 if progress["gaps"] != before["gaps"]:
                     self._publish(stream, progress, {}, ids, {})
@@ -271,9 +271,9 @@ class Ingest:
         return False
 
     def _leave_out(self, topic: str, reason: str) -> None:
-        if topic not in self._unread:
+        if topic not in self.unread:
             self._say(reason)
-        self._unread[topic] = reason
+        self.unread[topic] = reason
 
     def _begun(self, before: Commit, ids: Mapping[str, str], begins: Offsets, ends: Offsets) -> Commit:
         """Return the state of a stream before its next batch: of new partitions, and after gaps."""
@@ -422,7 +422,7 @@ class Ingest:
             "gaps": {name: last["gaps"] for name, last in lasts.items()},
             "names": names,
             "held_back": held_back,
-            "unread": self._unread,
+            "unread": self.unread,
             "compacted": [of_topic[topic] for topic in self._topics.compacted(of_topic)],
             "quarantined": self._quarantined,
             **history.document(before or {}, time.time_ns() // 1_000_000),

@@ -38,6 +38,8 @@ from pipeline.tables import FORMAT
 
 _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
+#: So many batches are looked up by their names.
+_FEW = 100
 
 Commit = dict[str, Any]
 #: The stream of commits that exchange batches.
@@ -202,12 +204,15 @@ class Lake:
 
     def table(self, table: str, schema: StructType, to: int, after: int = -1) -> DataFrame:
         """Return the rows of the batches after one up to another, by their numbers."""
-        return self.files(schema, [batch_place(table, number) for number in self.batches(table, to) if number > after])
+        return self.files(schema, [batch_place(table, number) for number in self.batches(table, to, after)])
 
-    def batches(self, table: str, to: int) -> list[int]:
-        """Return the numbers of the batches up to one."""
+    def batches(self, table: str, to: int, after: int = -1) -> list[int]:
+        """Return the numbers of the batches after one up to another."""
+        if to - after <= _FEW:
+            # A directory with the batches of weeks takes seconds to list.
+            return [number for number in range(after + 1, to + 1) if self.exists(batch_place(table, number))]
         numbers = (int(name.removeprefix("batch=")) for name in self.names(table))
-        return [number for number in numbers if number <= to]
+        return [number for number in numbers if after < number <= to]
 
     def files(self, schema: StructType, places: Sequence[str]) -> DataFrame:
         """Return the rows in some directories; columns that their files lack are null."""

@@ -48,7 +48,7 @@ GRACE = "INTERVAL 10 MINUTES"
 
 _STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: The state before the first run.
-_NOTHING: Commit = {
+NOTHING: Commit = {
     "batch": -1,
     "round": -1,
     "last": dict.fromkeys(_STREAMS, -1),
@@ -74,7 +74,7 @@ _SCHEMA = StructType([*LIFECYCLE.fields, _DATE]).jsonValue()
 #: The rows of a run, as staged.
 _STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
 #: What columns are computed from. Raise the number if the computation of parts or columns changes, but not their names.
-_BASIS = {"parts": PARTS.jsonValue(), "rules": 3}
+BASIS = {"parts": PARTS.jsonValue(), "rules": 3}
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -92,8 +92,8 @@ class Run:
         self._round = round_
         self._names = Names(lake.about()["prefix"])
         #: The last commit, and the commit that this run adds to.
-        self._former: Commit = _NOTHING
-        self._before: Commit = _NOTHING
+        self._former: Commit = NOTHING
+        self._before: Commit = NOTHING
         self._number = 0
 
     def take(self) -> dict[str, int]:
@@ -105,13 +105,13 @@ class Run:
 
     def _take(self) -> dict[str, int]:
         # Another run may have finished since this one was created.
-        self._former = self._before = self._lake.last_commit(TABLE) or _NOTHING
+        self._former = self._before = self._lake.last_commit(TABLE) or NOTHING
         self._number = self._former["batch"] + 1
         former = self._former.get("schema"), self._former.get("basis")
-        if self._former is not _NOTHING and former != (_SCHEMA, _BASIS):
+        if self._former is not NOTHING and former != (_SCHEMA, BASIS):
             # Rows and parts of another release may lack what this one computes its columns from.
             self._say("computing all messages again, because an earlier release wrote the table")
-            self._before = _NOTHING | self._kept()
+            self._before = NOTHING | self._kept()
         elif self._former["round"] >= self._round["batch"]:
             return self._rows()
         self._begins = self._before["begins"]
@@ -126,7 +126,7 @@ class Run:
         self._say("computing each message")
         carried = self._carried()
         others = [*self._missed(subscriptions, marks), *self._duplicates(new["markers"], subscriptions)]
-        parts = added_up(*_told(new, subscriptions, carried), *carried, *others)
+        parts = added_up(*parts_of(new, subscriptions, carried), *carried, *others)
         self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
         replaced = self._reopen(stage, cut, subscriptions, clocks)
         progress = {
@@ -257,8 +257,8 @@ class Run:
         elif not self._read_before(places):
             return None
         wanted = _places(again, subscriptions).unionByName(places).select(*KEY).distinct()
-        told = self._ingested(_NOTHING["last"])
-        everything = [*_told(told, subscriptions), *self._duplicates(told["markers"], subscriptions)]
+        told = self._ingested(NOTHING["last"])
+        everything = [*parts_of(told, subscriptions), *self._duplicates(told["markers"], subscriptions)]
         parts = [part.join(F.broadcast(wanted), list(KEY), "left_semi") for part in everything]
         rows = lifecycle(added_up(*parts), cut)
         others = _without(new, strange)
@@ -313,7 +313,7 @@ class Run:
             "open": open_,
             "places": places,
             "schema": _SCHEMA,
-            "basis": _BASIS,
+            "basis": BASIS,
             "removed": self._former.get("removed", NOTHING_REMOVED),
             # Readers of the former commit may use these until the next run.
             "garbage": [place for place in self._former["places"] if place not in places],
@@ -330,7 +330,7 @@ class Run:
 def last_run(lake: Lake) -> Commit:
     """Return the commit of the last run; raises PipelineError if there is none, or if an earlier release wrote it."""
     commit = lake.last_commit(TABLE)
-    if commit is None or (commit.get("schema"), commit.get("basis")) != (_SCHEMA, _BASIS):
+    if commit is None or (commit.get("schema"), commit.get("basis")) != (_SCHEMA, BASIS):
         reason = "has no table 'lifecycle' yet" if commit is None else "has a table 'lifecycle' of an earlier release"
         raise PipelineError(f"{lake.path} {reason}: run `python -m pipeline lifecycle` first")
     return commit
@@ -357,7 +357,7 @@ def rewrite_closed(
         lake.delete(place)
 
 
-def _told(
+def parts_of(
     tables: Mapping[str, DataFrame], subscriptions: Subscriptions, carried: Sequence[DataFrame] = ()
 ) -> list[DataFrame]:
     markers = tables["markers"]

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipeline import live_windows
 from pipeline.errors import PipelineError
 from pipeline.ingest import ROUNDS
 from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
@@ -151,9 +152,11 @@ class Maintenance:
             before_ms = now_ms - older_ms
             removal = Removal(self._spark, self._lake, run, round_, older_ms=older_ms, before_ms=before_ms)
         result = Result({table: Usage() for table in (*_ORDER, TABLE)})
+        # A batch with rows that the live windows have counted, and others, would be counted twice.
+        live = self._lake.last_commit(live_windows.TABLE)
         plan: list[Merge] = []
         for table, schema in _SCHEMAS.items():
-            last = run["last"][table]
+            last = run["last"][table] if live is None else min(run["last"][table], live["last"][table])
             changed: dict[str, int] = {}
             if removal is not None:
                 rows = removal.changed_batches(table, self._lake.table(table, schema, last))

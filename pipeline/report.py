@@ -37,11 +37,17 @@ body { font: 15px/1.5 system-ui, sans-serif; color: #1f2328; background: #ffffff
   padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2.5rem 0 .25rem; overflow-wrap: anywhere; }
 p { margin: .25rem 0 .75rem; color: #59636e; }
-img { max-width: 100%; height: auto; }
+img { max-width: 100%; min-width: 46rem; height: auto; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }
 th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap; }
-th { font-weight: 600; } th:first-child, td:first-child { text-align: left; padding-left: 0; }
+th { font-weight: 600; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: #ffffff; }
+@media (max-width: 40rem) {
+  body { margin-top: 1rem; }
+  th, td { padding: .25rem .4rem; }
+  th:first-child, td:first-child { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+}
 """
 
 #: PNGs by the names of plots.
@@ -63,7 +69,7 @@ def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_
         [
             '<!doctype html><html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>Marq: queue statistics</title><style>{_STYLE}</style></head><body>",
+            f"<title>Marq: queue statistics</title><style>{_STYLE}</style></head><body><main>",
             "<h1>Queue statistics</h1>",
             f"<p>{begin} to {end} UTC, in windows of {show_ms(window_ms)}; generated at {now} UTC.",
             "Percentiles are approximate: their rank is off by at most 1 in 10,000.</p>",
@@ -71,7 +77,7 @@ def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_
             _overview(shown),
             *(_picture(plot, drawn) for plot in plots.PLOTS),
             *(_queue(total, keys_of(rows, total["queue"])) for total in shown),
-            "</body></html>\n",
+            "</main></body></html>\n",
         ]
     )
 
@@ -79,7 +85,7 @@ def page(rows: pd.DataFrame, drawn: Pictures, *, generated_at: datetime, window_
 def _picture(plot: plots.Plot, drawn: Pictures) -> str:
     image = f"data:image/png;base64,{base64.b64encode(drawn[plot.name]).decode()}"
     title = escape(plot.title)
-    return f'<h2>{title}</h2><p>{escape(plot.text)}</p><img src="{image}" alt="{title}">'
+    return f'<h2>{title}</h2><p>{escape(plot.text)}</p>{_wide(title, f"""<img src="{image}" alt="{title}">""")}'
 
 
 def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
@@ -90,24 +96,27 @@ def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
         [total["queue"], *(_number(total[name]) for name in counts), *(_duration(total[name]) for name in durations)]
         for total in totals
     ]
-    return f"<h2>All queues</h2>{_table(heads, lines)}"
+    return f"<h2>All queues</h2>{_table('All queues', heads, lines)}"
 
 
 def _queue(total: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> str:
-    counts = _table(("in messages", *_COUNTS), [["all", *(_number(total[name]) for name in _COUNTS)]])
+    queue = total["queue"]
+    counts = [_number(total[name]) for name in _COUNTS]
+    messages = _table(f"{queue}: messages", ("in messages", *_COUNTS), [["all", *counts]])
     durations = _table(
-        ("", *_SHARES),
+        f"{queue}: times",
+        ("time", *_SHARES),
         [[title, *(_duration(total.get(f"{name}_{share}_ms")) for share in _SHARES)] for title, name in _DURATIONS],
     )
     attempts = ", ".join(f"{count:,} at {attempt}" for attempt, count in (plain(total["attempts"]) or {}).items())
     sizes = f"{_number(total['size_mean_bytes'])} bytes on average, p99 {_number(total['size_p99_bytes'])}"
     return (
-        f"<section><h2>{escape(total['queue'])}</h2>{counts}{durations}"
-        f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p>{_keys(keys) if keys else ''}</section>"
+        f"<section><h2>{escape(queue)}</h2>{messages}{durations}"
+        f"<p>Ended at attempt: {attempts or 'none'}. Values: {sizes}.</p>{_keys(queue, keys) if keys else ''}</section>"
     )
 
 
-def _keys(keys: Sequence[Mapping[str, Any]]) -> str:
+def _keys(queue: str, keys: Sequence[Mapping[str, Any]]) -> str:
     counts = ("sent", "acked", "released", "rejected", "expired", "dead", "message_expired", "open")
     heads = ("busiest keys", *counts, *(f"wait {share}" for share in _SHARES))
     lines = [
@@ -118,13 +127,18 @@ def _keys(keys: Sequence[Mapping[str, Any]]) -> str:
         ]
         for key in keys
     ]
-    return _table(heads, lines)
+    return _table(f"{queue}: busiest keys", heads, lines)
 
 
-def _table(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+def _table(label: str, heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{escape(text)}</th>" for text in heads)
     body = "".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in line)}</tr>" for line in lines)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    return _wide(escape(label), f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+def _wide(label: str, content: str) -> str:
+    """Return content that scrolls on a narrow screen, also by keyboard; ``label`` is escaped."""
+    return f'<div class="wide" tabindex="0" role="region" aria-label="{label}">{content}</div>'
 
 
 def _number(value: Any) -> str:

@@ -37,6 +37,14 @@ LOCAL_SHUFFLE_PARTITIONS = 4
 #: hundred, the cost of each batch shows.
 ARROW_ROWS = 1_000
 
+#: Settings with which queries are neither compiled nor planned again half-way.
+FEW_ROWS = {
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+}
+
 ROOT = Path(__file__).resolve().parents[1]
 _LOG_SETTINGS = "log4j2.properties"
 #: Spark's names for an application without a name.
@@ -65,6 +73,14 @@ def session(name: str) -> SparkSession:
         configuration.set("spark.ui.showConsoleProgress", "false")
     _add_connector(configuration)
     return _start(configuration)
+
+
+def for_few_rows(spark: SparkSession) -> SparkSession:
+    """Return another session of the same application, for queries of so few rows that compiling them takes longer."""
+    few = spark.newSession()
+    for name, value in FEW_ROWS.items():
+        few.conf.set(name, value)
+    return few
 
 
 def _connect_to_java() -> None:

@@ -58,7 +58,7 @@ _MEASURES = (
     ("late_redelivery", ("late_redelivery",), (50, 99)),
     ("late_delivery", ("late_delivery",), (50, 99)),
 )
-_MEASURED = [f"{name}_{part}_ms" for name, _, shares in _MEASURES for part in (*(f"p{s}" for s in shares), "max")]
+MEASURED = [f"{name}_{part}_ms" for name, _, shares in _MEASURES for part in (*(f"p{s}" for s in shares), "max")]
 
 
 def statistics(lifecycle: DataFrame, windows: Windows, keys: DataFrame | None = None) -> DataFrame:
@@ -106,7 +106,7 @@ def _statistics(known: DataFrame, windows: Windows) -> DataFrame:
     happened = events(known).where(windows.contains(F.col("at_ms")))
     window = windows.index(F.col("at_ms"))
     placed = happened.select("queue", "kind", "number", F.explode(_and_total(window)).alias("window"))
-    parts = [_standing(known, windows), _summary(placed), _attempts(known, windows)]
+    parts = [_standing(known, windows), summary(placed), _attempts(known, windows)]
     joined = reduce(lambda left, right: left.join(right, ["queue", "window"], "left"), parts)
     return _columns(joined, windows)
 
@@ -171,7 +171,7 @@ def delayed(delivery: Column) -> Column:
     return ~received(delivery) & ~redriven & delivery.due_at.isNotNull()
 
 
-def _summary(placed: DataFrame) -> DataFrame:
+def summary(placed: DataFrame) -> DataFrame:
     """Return counts and percentiles of each queue and window."""
     kind, number = F.col("kind"), F.col("number")
     counts = [F.count(F.when(kind == name, 1)).alias(name) for name in EVENTS]
@@ -297,7 +297,7 @@ def _columns(rows: DataFrame, windows: Windows) -> DataFrame:
         seconds.alias("seconds"),
         *(column.alias(name) for name, column in counted.items()),
         *((column / seconds).alias(f"{name}_per_second") for name, column in counted.items()),
-        *_MEASURED,
+        *MEASURED,
         F.coalesce("attempts", F.create_map().cast("map<int,bigint>")).alias("attempts"),
         *("attempts_max", "open", "delayed", "oldest_open_ms", "size_mean_bytes", "size_p99_bytes"),
     )

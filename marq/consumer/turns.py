@@ -297,7 +297,9 @@ class Lines(Generic[L]):
 
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
-        return offset in islice(self._lines.get(self._keys[offset], ()), self._most_early)
+        key = self._keys[offset]
+        # With ordering, an earlier message that waits for a delay is still the first one.
+        return key not in self._stopped and offset in islice(self._lines.get(key, ()), self._most_early)
 
     def may_run(self, offset: int) -> bool:
         """Return whether a former consumer, which has leased a message, may have begun it.

@@ -1,7 +1,8 @@
 """``ingest``: from Kafka's topics to Parquet, up to now or continuously.
 
 Markers, messages and dead letters become tables of the data directory, each record once, even after interruptions.
-Payloads of messages are left out unless --payload is given.
+Payloads of messages are left out unless --payload is given. With --follow, it also computes live windows for the
+dashboard, and continues after errors.
 """
 
 from __future__ import annotations
@@ -10,20 +11,30 @@ import argparse
 import sys
 import time
 
-from py4j.protocol import Py4JNetworkError
-
-from pipeline.error_sentences import sentence
 from pipeline.errors import PipelineError
 from pipeline.ingest import MARKERS_LIMIT, RECORDS_LIMIT, Ingest
 from pipeline.jobs.lifecycle import StepLog
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import Lake
-from pipeline.session import session
+from pipeline.live_windows import TABLE, LiveWindows
+from pipeline.service import INGEST, WINDOWS, Service, served
+from pipeline.session import for_few_rows, session
+
+#: Rows of a round whose windows are computed without compiling the queries.
+SMALL_ROWS = 100_000
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--follow", action="store_true", help="continue until Ctrl-C")
-    parser.add_argument("--every", type=float, default=10.0, metavar="SECONDS", help="pause between rounds (10)")
+    parser.add_argument(
+        "--every", type=float, default=10.0, metavar="SECONDS", help="time between the starts of two rounds (10)"
+    )
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve /metrics and /healthz here while it follows"
+    )
+    parser.add_argument(
+        "--metrics-bind", default="127.0.0.1", metavar="ADDRESS", help="address for --metrics-port (%(default)s)"
+    )
     parser.add_argument(
         "--payload", action="store_true", help="include keys, values and headers of messages and dead letters"
     )
@@ -41,24 +52,39 @@ def run(options: argparse.Namespace) -> int:
         raise PipelineError(f"--every {options.every:g}: expected seconds, 0 or more")
     if min(limits) < 1:
         raise PipelineError("--markers-limit and --records-limit: expected 1 or more")
+    if options.metrics_port is not None and not options.follow:
+        raise PipelineError("--metrics-port is for --follow: a single round ends before anything reads its metrics")
     connection = Connection.read()
     spark = session("ingest")
     steps, topics, lake = StepLog(), TopicAdmin(spark, connection), Lake(spark, options.data)
     ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=steps.say, limits=limits)
-    done = False
-    while True:
-        try:
-            rows = ingest.round()
-            done = True
-        except Exception as error:
-            # The first round shows whether the settings are right. What fails later may pass: a broker restarts, a
-            # topic is recreated, an operator quarantines a record.
-            if not options.follow or not done or isinstance(error, Py4JNetworkError):
-                raise
-            print(f"error: {sentence(error)}; trying again in {options.every:g} s", file=sys.stderr, flush=True)
-        else:
-            shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
-            print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
-        if not options.follow:
-            return 0
-        time.sleep(options.every)
+    quick = for_few_rows(spark)
+    few = (quick, Lake(quick, options.data))
+    service = Service(options.every, options.follow, lambda text: print(text, file=sys.stderr, flush=True))
+
+    def read() -> None:
+        rows = ingest.round()
+        service.rows.update(rows)
+        service.news = sum(rows.values())
+        service.unread = ingest.unread
+        shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
+        print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
+
+    def compute() -> None:
+        # The first windows are those of the whole history.
+        is_small = lake.last_commit(TABLE) is not None and service.news < SMALL_ROWS
+        changed = LiveWindows(*(few if is_small else (spark, lake))).update(int(began_s * 1000))
+        if changed:
+            print(f"computed {changed:,} windows in {steps.seconds():.1f} s", flush=True)
+
+    with served(service, options.metrics_bind, options.metrics_port):
+        while True:
+            began, began_s = time.monotonic(), time.time()
+            is_ingested = service.part(INGEST, began_s, read)
+            # Once there are windows, maintain keeps what they have not counted, so every round has to count it.
+            if is_ingested and (options.follow or lake.last_commit(TABLE) is not None):
+                service.part(WINDOWS, began_s, compute)
+            if not options.follow:
+                return 0
+            # A tenth is left to other programs in any case.
+            time.sleep(max(options.every / 10, options.every - (time.monotonic() - began)))

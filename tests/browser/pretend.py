@@ -25,6 +25,7 @@ from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import history
 from marq_worker.web.dashboard.actions import AuditedActions
 from marq_worker.web.dashboard.actor import DeadLetterSelection
+from marq_worker.web.dashboard.live_history import RANGES, LiveHistory
 from marq_worker.web.dashboard.tasks import Reached, Tasks
 from marq_worker.web.dashboard.views import DashboardViews
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -161,6 +162,8 @@ class PretendNamespace:
         #: The ends of pauses in ms since 1970, None for a pause without an end.
         self.paused: dict[str, int | None] = {}
         self.complete = True
+        #: The windows of the data pipeline.
+        self.live: LiveHistory | None = None
         self.alarm = ""
         #: Addresses of workers that take no more messages.
         self.quiet: set[str] = set()
@@ -208,7 +211,12 @@ class PretendNamespace:
     async def known(self, statistics: Mapping[str, Any]) -> None:
         return None
 
+    def ranges(self) -> Sequence[str]:
+        return ("15m",) if self.live is None else ("15m", *RANGES)
+
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+        if self.live is not None and "range" in query:
+            return self.live.read(queue, query["range"], time.time())
         now_slot = history.slot_now()
         kept = history.MetricsHistory()
         for slot in range(now_slot - 89, now_slot + 1):

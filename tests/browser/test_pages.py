@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 import re
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
+from marq_worker.web.dashboard.live_history import LiveHistory
 from marq_worker.web.dashboard.sending import lines
 from tests.browser.pretend import DEAD_LETTERED, HOSTILE, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
 from tests.browser.windows import ELSEWHERE, examine, violations, width
+from tests.live_windows import write_windows
 
 #: A telephone; the longest name that a queue may have is longer than its screen is wide.
 PHONE = {"width": 390, "height": 844}
@@ -285,6 +289,32 @@ def test_charts_stay_when_a_page_is_refreshed(site: Site, page: Page) -> None:
 
     expect(page.locator(".queues tbody")).to_contain_text("new")
     expect(page.locator(".chart[data-kept=yes] canvas")).to_have_count(1)
+
+
+def test_longer_charts_show_the_windows_of_the_pipeline_and_say_how_old_they_are(
+    site: Site, page: Page, tmp_path: Path
+) -> None:
+    now_s = int(time.time())
+    end_s = now_s // 60 * 60 - 600
+    minutes = range(end_s - 3_600, end_s, 60)
+    row = {"sent": 60, "delivered": 60, "acked": 60, "wait_p50_ms": 3, "wait_p95_ms": 20, "wait_p99_ms": 50}
+    write_windows(tmp_path, {("", at_s): row for at_s in minutes}, computed_s=end_s)
+    site.namespace.live = LiveHistory(tmp_path, "marq")
+    page.set_viewport_size(PHONE)
+    page.goto(site.url + "/")
+
+    page.get_by_label("Range of the charts").get_by_role("link", name="24h").click()
+
+    expect(page.get_by_role("heading", name="Last 24 hours")).to_be_visible()
+    expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(3)
+    expect(page.locator(".legend").first.locator("b").first).to_have_text("1/s")
+    expect(page.get_by_role("alert").filter(has_text="windows are 10 m")).to_be_visible()
+    assert width(page) <= PHONE["width"]
+    assert violations(page) == []
+
+    write_windows(tmp_path, {}, computed_s=now_s + 3_600, begin_s=minutes[0])
+    page.keyboard.press("r")
+    expect(page.get_by_role("alert").filter(has_text="windows are")).to_have_count(0)
 
 
 def test_no_column_of_queues_is_out_of_view_on_a_desktop(background: Background, new_page: Any) -> None:

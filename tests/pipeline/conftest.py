@@ -29,15 +29,6 @@ if TYPE_CHECKING:
 
     from tests.pipeline.directory import Directory
 
-#: A few rows are computed sooner than code for them is generated and compiled, or a plan is made again half-way.
-#: Processes of their own (test_kills.py, test_cluster.py, tests/bench/test_pipeline.py) run with Spark's defaults.
-FEW_ROWS = {
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-}
-
 
 @pytest.fixture(scope="session")
 def needs_spark() -> None:
@@ -58,8 +49,11 @@ def needs_spark() -> None:
 
 @pytest.fixture(scope="session")
 def spark(needs_spark: None) -> Iterator[SparkSession]:
-    """The session that a job gets."""
-    from pipeline.session import session
+    """The session that a job gets, with the settings for few rows.
+
+    Processes of their own (test_kills.py, test_cluster.py, tests/bench/test_pipeline.py) run with Spark's defaults.
+    """
+    from pipeline.session import FEW_ROWS, session
 
     settings = " ".join(f"--conf {name}={value}" for name, value in FEW_ROWS.items())
     os.environ.update({name: f"{settings} {value}" for name, value in SETTINGS.items()})

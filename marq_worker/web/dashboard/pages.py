@@ -17,7 +17,7 @@ from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import NotThere
 from marq_worker.web.dashboard.buttons import in_time
 from marq_worker.web.dashboard.forms import read_filters
-from marq_worker.web.dashboard.queries import CONSUMERS_WAIT_S, DashboardQueries, has_several
+from marq_worker.web.dashboard.queries import CONSUMERS_WAIT_S, DEFAULT_RANGE, DashboardQueries, has_several
 from marq_worker.web.dashboard.tasks import Tasks
 from marq_worker.web.dashboard.timeline import status_after
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -77,7 +77,9 @@ class Pages:
 
     async def overview(self, query: Query) -> Data:
         # Concurrently: a worker that does not respond is waited for once.
-        statistics, past = await asyncio.gather(self._namespace.statistics(), self._namespace.history("", {}))
+        statistics, past = await asyncio.gather(
+            self._namespace.statistics(), self._namespace.history("", _range(query))
+        )
         defined = self._namespace.defined()
         documents = self._namespace.documents(sorted({*statistics["queues"], *defined}))
         dead, _ = self._namespace.dead_counts()
@@ -108,7 +110,7 @@ class Pages:
             "sortable": rows_and_alarms.KEYS,
             "states": rows_and_alarms.STATES,
             "shown": shown,
-            "past": minutes(past),
+            **self._charts(past),
             "workers": len(statistics["workers"]),
         }
 
@@ -119,7 +121,7 @@ class Pages:
         _, details, past = await asyncio.gather(
             self._namespace.check_known(name),
             self._namespace.queue(name, query),
-            self._namespace.history(name, {}),
+            self._namespace.history(name, _range(query)),
         )
         metrics = details["statistics"]
         row = self._row(name, metrics, details["handled"], details["backlog"])
@@ -136,9 +138,17 @@ class Pages:
                 "wait": rows_and_alarms.quantiles(details["waited"]),
                 "run": rows_and_alarms.quantiles(details["handled"]),
             },
-            "past": minutes(past),
+            **self._charts(past),
             "possible": _of_queue(row["state"]),
             "counts": _counts(row),
+        }
+
+    def _charts(self, past: Mapping[str, Any]) -> Data:
+        return {
+            "range": past.get("range", DEFAULT_RANGE),
+            "ranges": self._namespace.ranges(),
+            "windows_problem": past.get("problem"),
+            "past": minutes(past) if "range" not in past else values(past),
         }
 
     def _row(
@@ -357,6 +367,20 @@ def _is_open_in(now: Mapping[str, Any] | None, queue: str, state: str) -> bool:
         and now["queue"] == queue
         and now["state"] in [open_state.name.lower() for open_state in STATES[state]]
     )
+
+
+def _range(query: Query) -> Query:
+    """Return the part of a page's query that is about charts."""
+    return {name: query[name] for name in ("range",) if name in query}
+
+
+def values(past: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the windows of a chart, newest first: the charts as a table."""
+    rows = [
+        {"time": time_s, **{name: series[index] for name, series in past["series"].items()}}
+        for index, time_s in enumerate(past["times"])
+    ]
+    return [row for row in reversed(rows) if row["sent_per_second"] is not None]
 
 
 def minutes(past: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
@@ -19,7 +20,7 @@ from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.effective_settings import queue_document
 from marq.settings.queue import settings_document
-from marq.wire.errors import MarqError, UnknownQueue
+from marq.wire.errors import ConfigError, MarqError, UnknownQueue
 from marq.wire.markers import ANY_QUEUE, Source
 from marq.wire.names import closest_name
 from marq_worker import busy_keys
@@ -39,6 +40,7 @@ from marq_worker.web.dashboard.descriptions import (
 )
 from marq_worker.web.dashboard.groups import Groups
 from marq_worker.web.dashboard.history import MetricsHistory, add_up, slot_now
+from marq_worker.web.dashboard.live_history import RANGES, LiveHistory
 from marq_worker.web.dashboard.timeline import last_place
 from marq_worker.web.dashboard.timeline_reader import TimelineReader
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
@@ -52,6 +54,8 @@ MAX_SCANNED = 200_000
 SEARCH_LIMIT_S = 10.0
 #: Number of kinds of errors for which a page shows a sample; each may take a request to the broker.
 MAX_SAMPLES = 20
+#: The charts of samples in memory.
+DEFAULT_RANGE = "15m"
 #: How long the first page waits for consumers; later answers are shown the next time.
 CONSUMERS_WAIT_S = 0.1
 #: Settings whose names contain one of these are secrets, and never shown.
@@ -81,6 +85,8 @@ class DashboardQueries:
         self._groups = Groups(client)
         self._index = DeadLetterIndex(client, self._describe)
         self._history = history
+        data = settings.pipeline_data
+        self._live = None if data is None else LiveHistory(data, settings.prefix)
 
     async def stop(self) -> None:
         await to_its_end(self._index.stop())
@@ -117,13 +123,23 @@ class DashboardQueries:
         return None if groups is None else names | self._owners(groups)
 
     async def history(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
-        """Return the last 15 minutes of a queue, or of all for an empty name."""
+        """Return the last 15 minutes of a queue, or of all for an empty name; or a longer ``range`` of live windows."""
+        if (wanted := query.get("range", DEFAULT_RANGE)) != DEFAULT_RANGE:
+            if wanted not in RANGES:
+                raise ConfigError(f"range={wanted}: expected one of {', '.join((DEFAULT_RANGE, *RANGES))}")
+            if self._live is None:
+                raise ConfigError(f"range={wanted}: set MARQ_PIPELINE_DATA to the data directory of the pipeline")
+            return await asyncio.to_thread(self._live.read, queue, wanted, time.time())
         now_slot = slot_now()
         local = self._history.local(queue, now_slot)
         if query.get("scope") == "worker":
             return local
         settled, answers = await self._statistics.of_others(self._app, "api/history", {"queue": queue} if queue else {})
         return {"complete": settled and None not in answers, **add_up([local, *answers], now_slot)}
+
+    def ranges(self) -> Sequence[str]:
+        """Return the ranges of charts."""
+        return (DEFAULT_RANGE,) if self._live is None else (DEFAULT_RANGE, *RANGES)
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return settings, partitions and consumers of a queue."""

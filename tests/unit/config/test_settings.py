@@ -206,8 +206,8 @@ def test_a_variable_that_resembles_a_setting_is_misspelt(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "name",
     [
-        # Ours, of the embedded broker, of the pipeline, of tests and of shell completion.
-        *("MARQ_HANDLERS_PROCESS", "MARQ_CACHE", "MARQ_BROKER_HEAP", "MARQ_MAVEN_REPOSITORY", "MARQ_PIPELINE_DATA"),
+        # Ours, of the embedded broker, of tests and of shell completion.
+        *("MARQ_HANDLERS_PROCESS", "MARQ_CACHE", "MARQ_BROKER_HEAP", "MARQ_MAVEN_REPOSITORY"),
         *("MARQ_FAULTS_SEED", "_MARQ_COMPLETE"),
         # Those that Kubernetes sets for services named "marq" and "marq-sqs".
         *("MARQ_PORT", "MARQ_SERVICE_HOST", "MARQ_SERVICE_PORT", "MARQ_PORT_6066_TCP_ADDR", "MARQ_SQS_SERVICE_HOST"),

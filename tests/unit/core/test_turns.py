@@ -197,6 +197,19 @@ def test_with_ordering_only_the_first_message_of_a_key_may_run() -> None:
     assert [lines.may_run(offset) for offset in (0, 1, 2)] == [True, False, True]
 
 
+def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_delay() -> None:
+    """Neither is one of the first: the simulation of another order of steps found a later one delivered first."""
+    turns = turns_of(ordered=True, concurrency=5)
+    lines = line_of(turns, A, A)
+    lines.park(0)
+
+    assert not lines.is_early(1)
+    assert not lines.may_run(1)
+    assert given(turns) == []
+    lines.rejoin(0)
+    assert given(turns) == [0]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)

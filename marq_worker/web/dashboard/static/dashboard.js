@@ -98,6 +98,7 @@ function draw(chart) {
     });
   };
   chart.plot?.destroy();
+  const days = chart.data.times.at(-1) - chart.data.times[0] > 2 * 86400;
   const axis = { stroke: colour("--pico-color"), grid: { stroke: colour("--pico-muted-border-color"), width: 1 } };
   const options = {
     width: Math.max(place.clientWidth, 200),
@@ -106,7 +107,7 @@ function draw(chart) {
     hooks: { setCursor: [(plot) => show(plot.cursor.idx ?? null)] },
     scales: { y: { range: (plot, least, most) => [0, Math.max(most ?? 0, 1) * 1.05] } },
     axes: [
-      { ...axis, values: (plot, times) => times.map((seconds) => new Date(seconds * 1000).toISOString().slice(11, 16)) },
+      { ...axis, values: (plot, times) => times.map((seconds) => new Date(seconds * 1000).toISOString().slice(...(days ? [5, 10] : [11, 16]))) },
       { ...axis, size: 60 },
     ],
     series: [
@@ -133,6 +134,11 @@ async function loadAll() {
     } catch {
       // The worker is away: what was drawn stays.
     }
+  }
+  const problem = document.querySelector("#history .problem");
+  for (const { problem: text } of problem ? found.values() : []) {
+    problem.textContent = text ?? "";
+    problem.hidden = !text;
   }
   for (const chart of charts) {
     chart.data = found.get(chart.figure.dataset.history) ?? chart.data;

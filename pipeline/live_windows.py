@@ -1,0 +1,318 @@
+"""Live windows: what ``stats`` says about each minute of the last 7 days, computed after each round of ``ingest``.
+
+A run costs in proportion to the news. It computes the rows of the lifecycle for those messages that new records are
+about, compares their events (:func:`pipeline.statistics.events`) with those of their former rows, and computes only the
+minutes whose events differ. So the ack of an old message changes its minute, and a late marker that of an earlier one.
+
+There are two tables, in directories of which the newest commit names those that count:
+
+* *state*: the last row of each message that may change, with the parts that it was computed from. A row replaces those
+  in older directories.
+* *events*: how often each event of each minute occurred, as differences that add up.
+
+A new directory is merged with former ones that are at most twice as large. So there are few directories, and each row
+is rewritten only a few times.
+
+The files for the dashboard (:mod:`marq.wire.live_windows`) are written before the commit. A run that was killed leaves
+the tables as they were, so the next one writes these minutes again, from the same records and newer ones.
+
+The windows differ from ``stats`` in three cases. A message whose first record is not in the data has no events, because
+the state forgets messages that have ended: one that a consumer reads again would count twice. A message without news
+for 30 days is forgotten, too. And a record that a queue no longer reads (:mod:`pipeline.subscriptions`) remains sent.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession, Window
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, StructField, StructType
+
+from marq.wire.live_windows import (
+    HOUR_S,
+    KEEP_S,
+    MAX_QUEUES,
+    MINUTE_S,
+    STATUS_FILE,
+    VERSION,
+    WINDOWS_FOLDER,
+    hour_file,
+    windows_folder,
+)
+from pipeline.cut import Cut
+from pipeline.lake import Commit, Lake, batch_place
+from pipeline.lifecycle import LIFECYCLE, lifecycle
+from pipeline.lifecycle_runs import BASIS, NOTHING, Run, parts_of
+from pipeline.record_parts import KEY, PARTS, PLACE, added_up
+from pipeline.spans import DAY_MS, MINUTE_MS, SECOND_MS
+from pipeline.statistics import EVENTS, MEASURED, UNKNOWN_QUEUE, events, summary
+from pipeline.subscriptions import Subscription, Subscriptions
+from pipeline.tables import columns
+
+TABLE = "live"
+_STATE, _EVENTS = f"{TABLE}/side=state", f"{TABLE}/side=events"
+#: ``number`` orders the rows of a message; a row without parts says that there is no such message any more.
+_SCHEMA = StructType([*LIFECYCLE.fields, StructField("parts", ArrayType(PARTS)), *columns("number long").fields])
+_COUNTS = columns("queue string, minute long, kind string, number long, events long")
+#: Larger directories of events are not merged, and deleted as a whole once they are old.
+MAX_MERGED_EVENTS = 2_000_000
+#: Without news for this long, a message is forgotten: one that was acked at its first delivery, one that ended in any
+#: other way, a dead letter (which may be redriven), and an open message.
+_PLAIN_MS, _ENDED_MS, _DEAD_MS, _OPEN_MS = MINUTE_MS, 10 * MINUTE_MS, KEEP_S * SECOND_MS, 30 * DAY_MS
+#: What the tables are computed from and how, besides the parts and the rules of the lifecycle.
+_BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": BASIS["rules"], "rules": 1}
+#: Before the first run. ``state`` and ``events`` have directories: place, rows and, of events, the newest minute.
+_FIRST: Commit = NOTHING | {"state": [], "events": [], "totals": {}, "kept": [], "begin_s": None, "day": 0}
+
+
+class LiveWindows(Run):
+    """A run, which adds the new rounds of ``ingest`` to the windows."""
+
+    def __init__(self, spark: SparkSession, lake: Lake, *, max_queues: int = MAX_QUEUES) -> None:
+        super().__init__(spark, lake)
+        self._max_queues = max_queues
+
+    def update(self, now_ms: int) -> int:
+        """Update the windows, which are then known up to ``now_ms``; return how many minutes of queues changed.
+
+        Raises:
+            PipelineError: another process is updating them.
+        """
+        with self._lake.alone(TABLE):
+            commit = self._lake.last_commit(TABLE)
+            changed = 0
+            if commit is None or commit["basis"] != _BASIS or commit["round"] < self._round["batch"]:
+                commit, changed = self._computed(commit or _FIRST, now_ms)
+            left_out = len(commit["totals"]) - len(commit["kept"])
+            status = {"version": VERSION, "computed_ms": now_ms, "begin_s": commit["begin_s"]}
+            self._lake.write_text(STATUS_FILE, json.dumps({**status, "queues_left_out": left_out}))
+        return changed
+
+    def _computed(self, last: Commit, now_ms: int) -> tuple[Commit, int]:
+        for place in last["garbage"]:
+            self._lake.delete(place)
+        # Rows and parts of another release may lack what this one computes its columns from.
+        before = self._before = last if last.get("basis", _BASIS) == _BASIS else _FIRST
+        self._begins = before["begins"]
+        self._number = last["batch"] + 1
+        self._stage = self._lake.stage(TABLE, self._number)
+        new = self._ingested(before["last"])
+        marks, ended = self._marks(new["markers"]), self._purges(new["markers"])
+        known = [Subscription.read(document) for document in self._round["subscriptions"]]
+        subscriptions = Subscriptions(self._spark, self._names, known, marks)
+        # Clocks and the order of keys matter for differences, which nothing here reads.
+        cut = self._cut(marks, ended, [], subscriptions, keyed=False)
+        state = self._table(_SCHEMA, before["state"])
+        carried = state.select(F.explode("parts").alias("part")).select("part.*")
+        parts = added_up(*parts_of(new, subscriptions, [carried]), *self._missed(subscriptions, marks)).persist()
+        # A purge changes messages that no new record is about.
+        purged = [*map(list, ended)] != [*map(list, before["purges"])]
+        former = _newest(state if purged else _about(state, parts)).persist()
+        try:
+            tables = self._write_state(former, parts, cut)
+            tables |= self._write_events(former, now_ms)
+        finally:
+            parts.unpersist()
+            former.unpersist()
+        kept, changed = self._write_windows(tables, now_ms)
+        places = [place for name in ("state", "events") for place, *_ in tables[name]]
+        commit = {
+            "basis": _BASIS,
+            "round": self._round["batch"],
+            "last": self._round["last"],
+            "marks": marks,
+            "purges": ended,
+            "subscriptions": subscriptions.document(),
+            "begins": self._begins,
+            **tables,
+            "kept": kept,
+            "garbage": [place for name in ("state", "events") for place, *_ in last[name] if place not in places],
+        }
+        staged = {_STATE: "state", _EVENTS: "events"}
+        # An empty one would never be deleted.
+        staged = {table: part for table, part in staged.items() if batch_place(table, self._number) in places}
+        self._lake.publish(TABLE, self._number, staged, commit)
+        # Only now: a run that was killed before its commit may keep other queues the next time.
+        for queue in {*before["kept"]} - {*kept}:
+            self._lake.delete(windows_folder(queue))
+        return commit, changed
+
+    def _write_state(self, former: DataFrame, parts: DataFrame, cut: Cut) -> Commit:
+        """Stage the new rows of all messages that have news."""
+        news, newest_ms = parts.agg(F.count(F.lit(1)), F.unix_millis(F.max("last_at"))).collect()[0]
+        told = former.select(F.explode("parts").alias("part")).select("part.*")
+        rows = lifecycle(added_up(parts, told), cut).withColumn("number", F.lit(2 * self._number + 1).cast("long"))
+        rows.write.parquet(f"{self._stage}/rows")
+        # A message that is another one now, because its id or its queue became known.
+        gone = former.select("id", "queue").withColumn("number", F.lit(2 * self._number))
+        directories = self._before["state"]
+        merged = _merged(directories, news)
+        others = self._table(_SCHEMA, directories[len(directories) - merged :])
+        everything = self._staged("rows", _SCHEMA).unionByName(gone, allowMissingColumns=True).unionByName(others)
+        whole = _newest(everything.select(*_SCHEMA.names))
+        if merged == len(directories):
+            # No older row could count again.
+            whole = whole.where(_may_change(newest_ms or 0))
+        whole.write.parquet(f"{self._stage}/state")
+        count = self._staged("state", _SCHEMA).count()
+        left = directories[: len(directories) - merged]
+        return {"state": [*left, *([[batch_place(_STATE, self._number), count]] if count else [])]}
+
+    def _write_events(self, former: DataFrame, now_ms: int) -> Commit:
+        """Stage by how much the number of each event differs from before, in ``delta`` and merged with others."""
+        first, last = (now_ms - KEEP_S * SECOND_MS) // MINUTE_MS, (now_ms + DAY_MS) // MINUTE_MS
+        differences = _counted(self._staged("rows", _SCHEMA), 1).unionByName(_counted(former, -1))
+        in_time = F.col("minute").between(first, last)
+        _added(differences.where(in_time)).write.parquet(f"{self._stage}/delta")
+        delta = self._staged("delta", _COUNTS)
+        by_queue = delta.groupBy("queue").agg(
+            F.sum(F.greatest("events", F.lit(0))).alias("events"),
+            F.count(F.lit(1)).alias("rows"),
+            F.min("minute").alias("first"),
+            F.max("minute").alias("last"),
+        )
+        queues = by_queue.collect()
+        before = self._before
+        day = now_ms // DAY_MS
+        # What is busy now should count more than what was busy months ago.
+        share = 1 if day == before["day"] else 2
+        totals = Counter({queue: count // share for queue, count in before["totals"].items()})
+        totals.update({row.queue: row.events for row in queues if row.queue})
+        directories = [directory for directory in before["events"] if directory[2] >= first]
+        news = {"day": day, "totals": dict(totals), "begin_s": before["begin_s"], "events": directories}
+        if not queues:
+            return news
+        begin_s = min(row["first"] for row in queues) * MINUTE_S
+        news["begin_s"] = begin_s if before["begin_s"] is None else min(begin_s, before["begin_s"])
+        merged = _merged(directories, sum(row["rows"] for row in queues), MAX_MERGED_EVENTS)
+        chosen, left = directories[len(directories) - merged :], directories[: len(directories) - merged]
+        others = self._table(_COUNTS, chosen)
+        _added(delta.unionByName(others).where(in_time)).write.parquet(f"{self._stage}/events")
+        count = self._staged("events", _COUNTS).count()
+        newest = max([row["last"] for row in queues] + [minute for *_, minute in chosen])
+        return news | {"events": [*left, [batch_place(_EVENTS, self._number), count, newest]]}
+
+    def _write_windows(self, tables: Commit, now_ms: int) -> tuple[list[str], int]:
+        """Write the files of the minutes whose events differ; return the queues with files, and how many minutes."""
+        before = self._before
+        if not self._lake.staged(TABLE, self._number, "events"):
+            return before["kept"], 0
+        kept = busiest(tables["totals"], before["kept"], self._max_queues)
+        delta = self._staged("delta", _COUNTS)
+        stored = self._table(_COUNTS, before["events"])
+        changed = delta.select("queue", "minute")
+        entering = [queue for queue in kept if queue in before["totals"] and queue not in before["kept"]]
+        if entering:
+            changed = changed.unionByName(stored.where(F.col("queue").isin(entering)).select("queue", "minute"))
+        changed = changed.where(F.col("queue").isin("", *kept)).distinct()
+        same = ["queue", "minute"]
+        counts = _added(delta.unionByName(stored).join(changed, same, "left_semi")).where("events > 0")
+        each = F.explode(F.sequence(F.lit(1), F.col("events"))).alias("event")
+        rows = summary(counts.select("queue", F.col("minute").alias("window"), "kind", "number", each))
+        # A minute may have lost all of its events.
+        windows = changed.join(rows.withColumnRenamed("window", "minute"), same, "left").collect()
+        by_hour: dict[tuple[str, int], list[Row]] = {}
+        for row in windows:
+            by_hour.setdefault((row.queue, row.minute * MINUTE_S // HOUR_S), []).append(row)
+        for (queue, hour), changes in by_hour.items():
+            self._write_hour(f"{windows_folder(queue)}/{hour_file(hour)}", changes)
+        if before["day"] != tables["day"]:
+            self._clean(kept, (now_ms // SECOND_MS - KEEP_S) // HOUR_S)
+        return kept, len(windows)
+
+    def _write_hour(self, name: str, changes: Sequence[Row]) -> None:
+        lines = [json.loads(line) for line in (self._lake.read_text(name) or "").splitlines()]
+        by_time = {line["at"]: line for line in lines}
+        for row in changes:
+            counts = {column: row[column] for column in EVENTS if row[column]}
+            times = {column: row[column] for column in MEASURED if row[column] is not None}
+            line = {"at": row.minute * MINUTE_S, "queue": row.queue, **counts, **times}
+            by_time[line["at"]] = line
+        text = "".join(f"{json.dumps(by_time[at], ensure_ascii=False)}\n" for at in sorted(by_time))
+        self._lake.write_text(name, text)
+
+    def _clean(self, kept: Collection[str], first_hour: int) -> None:
+        """Delete files of old hours, and those of queues that are not among the busiest any more."""
+        folders = {windows_folder(queue) for queue in ("", *kept)}
+        for folder in (f"{WINDOWS_FOLDER}/{name}" for name in self._lake.names(WINDOWS_FOLDER)):
+            if folder not in folders:
+                self._lake.delete(folder)
+                continue
+            for name in self._lake.names(folder):
+                if name < hour_file(first_hour):
+                    self._lake.delete(f"{folder}/{name}")
+
+    def _table(self, schema: StructType, directories: Sequence[Sequence[Any]]) -> DataFrame:
+        # Without the columns that Spark makes of the names of directories.
+        return self._lake.files(schema, [place for place, *_ in directories]).select(*schema.names)
+
+    def _staged(self, name: str, schema: StructType) -> DataFrame:
+        return self._spark.read.schema(schema).parquet(f"{self._stage}/{name}")
+
+
+def busiest(totals: Mapping[str, int], kept: Collection[str], most: int) -> list[str]:
+    """Return the queues with the most events; another one takes the place of a kept one if it has twice as many."""
+    return sorted(totals, key=lambda queue: (-totals[queue] * (2 if queue in kept else 1), queue))[:most]
+
+
+def _about(state: DataFrame, parts: DataFrame) -> DataFrame:
+    """Return the rows of messages that have one of these records."""
+    place = F.concat_ws("/", *PLACE)
+    named = parts.select(F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place).alias("id"), "queue")
+    records = state.select("id", "queue", F.explode("parts").alias("part"))
+    records = records.select("id", "queue", *[F.col(f"part.{name}") for name in KEY])
+    known = records.join(parts.select(*KEY), list(KEY), "left_semi").select("id", "queue")
+    messages = known.unionByName(named).select(_message()).distinct()
+    return state.withColumn("message", _message()).join(messages, "message", "left_semi").drop("message")
+
+
+def _newest(rows: DataFrame) -> DataFrame:
+    """Return the row of each message that counts."""
+    in_order = Window.partitionBy(_message()).orderBy(F.desc("number"))
+    return rows.withColumn("rank", F.row_number().over(in_order)).where("rank = 1").drop("rank")
+
+
+def _message() -> Column:
+    """Return the identity of a message; its queue may be unknown."""
+    return F.concat_ws("\n", "id", "queue").alias("message")
+
+
+def _may_change(newest_ms: int) -> Column:
+    """Return whether a message may still have news."""
+    plain = (F.col("state") == "acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
+    keep_ms = (
+        F.when(F.col("open"), _OPEN_MS).when(F.col("state") == "dead", _DEAD_MS).when(plain, _PLAIN_MS)
+    ).otherwise(_ENDED_MS)
+    return F.col("parts").isNotNull() & (F.unix_millis("last_at") + keep_ms >= newest_ms)
+
+
+def _counted(lifecycle: DataFrame, number: int) -> DataFrame:
+    """Return the events of messages, each counted ``number`` times, of each queue and of all (an empty name)."""
+    known = lifecycle.where("known").withColumn("queue", F.coalesce("queue", F.lit(UNKNOWN_QUEUE)))
+    # Sizes are not part of windows.
+    value = F.when(F.col("kind") != "sent", F.col("number"))
+    queue = F.explode(F.array("queue", F.lit(""))).alias("queue")
+    minute = F.floor(F.col("at_ms") / MINUTE_MS).alias("minute")
+    count = F.lit(number).cast("long").alias("events")
+    return events(known).select(queue, minute, "kind", value.alias("number"), count)
+
+
+def _added(counts: DataFrame) -> DataFrame:
+    total = counts.groupBy("queue", "minute", "kind", "number").agg(F.sum("events").alias("events"))
+    return total.where("events != 0")
+
+
+def _merged(directories: Sequence[Sequence[Any]], rows: int, most: float = math.inf) -> int:
+    """Return with how many of the last directories to merge a new one of this many rows."""
+    count = 0
+    for _, size, *_ in reversed(directories):
+        if size > min(2 * rows, most):
+            break
+        rows += size
+        count += 1
+    return count
