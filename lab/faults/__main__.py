@@ -75,7 +75,7 @@ def write_table(results: Sequence[ScenarioResult], *, whole: bool = True) -> Non
     table = updated(between(page, MARK), results)
     if whole:
         today = dt.datetime.now(tz=dt.UTC).date()
-        table = re.sub(r"`make faults`, [\d-]+", f"`make faults`, {today}", table, count=1)
+        table = re.sub(r"`make faults`, [^:]+", f"`make faults`, {today}", table, count=1)
     DOCUMENT.write_text(placed(page, MARK, table), encoding="utf-8")
 
 
