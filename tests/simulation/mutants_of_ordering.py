@@ -27,7 +27,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         ORDERING,
         "all messages with the same key are delivered at once",
         _ORDERING,
-        "order exclusion concurrent",
+        "order exclusion concurrent limit",
         (
             "            if previous is None:\n                firsts.append(offset)\n",
             "            firsts.append(offset)\n            if previous is None:\n                pass\n",
@@ -64,14 +64,14 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         "finished messages that are read again are taken for new ones",
         _ORDERING,
         "order attempts unexplained",
-        ("holder, parts[0].acquired, opened, now_s)", "holder, (), opened)"),
+        ("holder, parts[0].acquired, opened, now_s)", "holder, (), opened, now_s)"),
     ),
     mutant(
         ORDERING,
         "open messages in an answer are taken for finished ones",
         _ORDERING,
         "lost not-drained stuck order",
-        ("holder, parts[0].acquired, opened, now_s)", "holder, parts[0].acquired, {})"),
+        ("holder, parts[0].acquired, opened, now_s)", "holder, parts[0].acquired, {}, now_s)"),
     ),
     mutant(
         ORDERING,
