@@ -241,6 +241,7 @@ SHELL_MUTANTS = (
         renew_slow=0.5,
         renew_failed=0.6,
         slow_commit=0.8,
+        starved=0.3,
     ),
     # --- at most once -------------------------------------------------------------------------------------------------
     mutant(
