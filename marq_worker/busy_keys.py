@@ -11,8 +11,7 @@ from typing import Any
 
 from marq.consumer.ordering import KeyQueues
 from marq.consumer.turns import Turns
-from marq.settings.limits import HEADER_KEY
-from marq.wire.names import ORDERING_KEY_HEADER
+from marq.settings.limits import key_header
 from marq_worker.redaction import HIDDEN, Redaction
 
 #: Keys of one queue to show: those with the most waiting messages. A process tells of this many keys of all queues.
@@ -26,9 +25,7 @@ def report(
 
     ``settings`` are all that ``key`` has been, because messages keep the keys that they were read with.
     """
-    headers = [
-        key.removeprefix(HEADER_KEY) if key.startswith(HEADER_KEY) else ORDERING_KEY_HEADER for key in sorted(settings)
-    ]
+    headers = [key_header(key) for key in sorted(settings)]
     keys: dict[bytes, dict[str, Any]] = {}
     for busy in turns.busy_keys(now_s):
         # The messages of a key may be in several partitions.

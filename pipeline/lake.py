@@ -38,7 +38,7 @@ from pipeline.tables import FORMAT
 
 _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
-#: So many batches are looked up by their names.
+#: Up to this many batches are looked up by name.
 _FEW = 100
 
 Commit = dict[str, Any]

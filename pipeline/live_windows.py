@@ -56,7 +56,7 @@ from pipeline.tables import columns
 
 TABLE = "live"
 _STATE, _EVENTS = f"{TABLE}/side=state", f"{TABLE}/side=events"
-#: ``number`` orders the rows of a message; a row without parts says that there is no such message any more.
+#: ``number`` orders the rows of a message; a row without parts marks a message that no longer exists.
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("parts", ArrayType(PARTS)), *columns("number long").fields])
 _COUNTS = columns("queue string, minute long, kind string, number long, events long")
 #: Larger directories of events are not merged, and deleted as a whole once they are old.
@@ -64,7 +64,7 @@ MAX_MERGED_EVENTS = 2_000_000
 #: Without news for this long, a message is forgotten: one that was acked at its first delivery, one that ended in any
 #: other way, a dead letter (which may be redriven), and an open message.
 _PLAIN_MS, _ENDED_MS, _DEAD_MS, _OPEN_MS = MINUTE_MS, 10 * MINUTE_MS, KEEP_S * SECOND_MS, 30 * DAY_MS
-#: What the tables are computed from and how, besides the parts and the rules of the lifecycle.
+#: Tables with another basis are computed again. It changes with the columns and rules, of the lifecycle, too.
 _BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": BASIS["rules"], "rules": 1}
 #: Before the first run. ``state`` and ``events`` have directories: place, rows and, of events, the newest minute.
 _FIRST: Commit = NOTHING | {"state": [], "events": [], "totals": {}, "kept": [], "begin_s": None, "day": 0}
@@ -148,7 +148,7 @@ class LiveWindows(Run):
         told = former.select(F.explode("parts").alias("part")).select("part.*")
         rows = lifecycle(added_up(parts, told), cut).withColumn("number", F.lit(2 * self._number + 1).cast("long"))
         rows.write.parquet(f"{self._stage}/rows")
-        # A message that is another one now, because its id or its queue became known.
+        # The identity of a message changes when its id or its queue becomes known.
         gone = former.select("id", "queue").withColumn("number", F.lit(2 * self._number))
         directories = self._before["state"]
         merged = _merged(directories, news)
@@ -212,8 +212,8 @@ class LiveWindows(Run):
         changed = changed.where(F.col("queue").isin("", *kept)).distinct()
         same = ["queue", "minute"]
         counts = _added(delta.unionByName(stored).join(changed, same, "left_semi")).where("events > 0")
-        each = F.explode(F.sequence(F.lit(1), F.col("events"))).alias("event")
-        rows = summary(counts.select("queue", F.col("minute").alias("window"), "kind", "number", each))
+        event = F.explode(F.sequence(F.lit(1), F.col("events"))).alias("event")
+        rows = summary(counts.select("queue", F.col("minute").alias("window"), "kind", "number", event))
         # A minute may have lost all of its events.
         windows = changed.join(rows.withColumnRenamed("window", "minute"), same, "left").collect()
         by_hour: dict[tuple[str, int], list[Row]] = {}
@@ -308,7 +308,7 @@ def _added(counts: DataFrame) -> DataFrame:
 
 
 def _merged(directories: Sequence[Sequence[Any]], rows: int, most: float = math.inf) -> int:
-    """Return with how many of the last directories to merge a new one of this many rows."""
+    """Return how many of the last directories to merge with a new one of this many rows."""
     count = 0
     for _, size, *_ in reversed(directories):
         if size > min(2 * rows, most):

@@ -28,10 +28,10 @@ HEALTHY_S = 60.0
 
 @dataclass
 class Service:
-    """Does the parts of rounds, and knows what became of them; times in seconds since 1970."""
+    """Runs the parts of rounds and records their results; times in seconds since 1970."""
 
     every_s: float
-    #: Whether a part that fails is tried again in the next round, rather than ending the job.
+    #: True if a part that fails is tried again in the next round; otherwise it ends the job.
     follow: bool
     complain: Callable[[str], None]
     began_s: float = field(default_factory=time.time)
@@ -48,7 +48,7 @@ class Service:
     unread: Mapping[str, str] = field(default_factory=dict)
 
     def part(self, name: str, round_began_s: float, work: Callable[[], object]) -> bool:
-        """Do one part of a round; return whether it succeeded."""
+        """Run one part of a round; return whether it succeeded."""
         began = time.monotonic()
         try:
             work()

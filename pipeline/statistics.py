@@ -23,7 +23,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from marq.settings.limits import HEADER_KEY
+from marq.settings.limits import key_header
 from marq.wire.names import ORDERING_KEY_HEADER
 from pipeline.windows import Windows
 
@@ -89,10 +89,10 @@ def message_keys(messages: DataFrame, key: str) -> DataFrame:
     ``messages`` has the columns of ``ingest --payload``. ``key`` says what a message's key is, as the setting of queues
     does: "ordering", or "header:NAME".
     """
-    header = key.removeprefix(HEADER_KEY) if key.startswith(HEADER_KEY) else ORDERING_KEY_HEADER
-    values = F.filter("headers", lambda each: each["key"] == header)
+    name = key_header(key)
+    values = F.filter("headers", lambda header: header["key"] == name)
     value = F.try_element_at(values, F.lit(-1))["value"]
-    if header == ORDERING_KEY_HEADER:
+    if name == ORDERING_KEY_HEADER:
         # In a queue's own topic, the ordering key is the record's.
         value = F.when(F.col("queue").isNull(), F.col("key")).otherwise(value)
     text = F.nullif(F.make_valid_utf8(value.cast("string")), F.lit(""))

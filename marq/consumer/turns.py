@@ -72,7 +72,7 @@ class Turns(Generic[L]):
         self._numbers = count()
         self._now_s = -inf
         #: The keys with waiting messages that are not at a limit, by the time of their last turn.
-        self.queue: deque[tuple[Lines[L], Key]] = deque()
+        self._queue: deque[tuple[Lines[L], Key]] = deque()
         #: Keys whose rate lets their next message begin later.
         self._later: list[tuple[float, int, Lines[L], Key]] = []
         self._pace_s = -inf
@@ -100,7 +100,7 @@ class Turns(Generic[L]):
         # A higher rate applies at once.
         later, self._later = self._later, []
         for _, _, lines, key in later:
-            self.queue.append((lines, key))
+            self._queue.append((lines, key))
         for lines in self.lines.values():
             lines.apply(self._now_s)
 
@@ -125,7 +125,7 @@ class Turns(Generic[L]):
         for lines in self.lines.values():
             self._former.setdefault(lines.place, set()).update(lines.begun)
         self.lines.clear()
-        self.queue, self._later, self.running = deque(), [], 0
+        self._queue, self._later, self.running = deque(), [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
         """Forget all places but these: other receivers begin messages there, and count those that run."""
@@ -156,23 +156,23 @@ class Turns(Generic[L]):
         self._free = min(self._most - awaited, self.admitted)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
-            self.queue.append((lines, key))
+            self._queue.append((lines, key))
 
     def has_next(self) -> bool:
         """Return whether a message may have its turn at the time that has passed, if handlers want it."""
         if self.limits.rate is not None and self._now_s < self._may_begin_s:
             return False
         rated = self.limits.per_key.rate is not None
-        while self.queue and self.running < self._free:
-            lines, key = self.queue[0]
+        while self._queue and self.running < self._free:
+            lines, key = self._queue[0]
             if lines.awaited:
-                self.queue.popleft()
+                self._queue.popleft()
                 lines.held.append(key)
             elif (offset := lines.next_of(key)) is None or lines.is_full(key):
-                self.queue.popleft()
+                self._queue.popleft()
                 lines.queued.discard(key)
             elif rated and (begins_s := lines.begins_s(key)) > self._now_s:
-                self.queue.popleft()
+                self._queue.popleft()
                 heapq.heappush(self._later, (begins_s, next(self._numbers), lines, key))
             else:
                 self._next = offset
@@ -181,9 +181,9 @@ class Turns(Generic[L]):
 
     def take_next(self) -> tuple[L, int]:
         """Give the next message its turn, after :meth:`has_next`; return its source and its offset."""
-        lines, key = self.queue.popleft()
+        lines, key = self._queue.popleft()
         if lines.begin(key, self._next, self._now_s):
-            self.queue.append((lines, key))
+            self._queue.append((lines, key))
         else:
             lines.queued.discard(key)
         if self.limits.rate is not None:
@@ -197,7 +197,7 @@ class Turns(Generic[L]):
         if self._later:
             times.append(self._later[0][0])
         # Other waits, for the end of a message or for handlers, end with an event.
-        if self.queue and self._may_begin_s > self._now_s:
+        if self._queue and self._may_begin_s > self._now_s:
             times.append(self._may_begin_s)
         return min(times, default=inf)
 
@@ -210,11 +210,11 @@ class Turns(Generic[L]):
         """Give a key its next turn after those of all others that wait."""
         if key not in lines.queued:
             lines.queued.add(key)
-            self.queue.append((lines, key))
+            self._queue.append((lines, key))
 
     def offer_held(self, lines: Lines[L]) -> None:
         """Let the keys of a source take turns when the messages of other consumers are known."""
-        self.queue.extend((lines, key) for key in lines.held)
+        self._queue.extend((lines, key) for key in lines.held)
         lines.held = []
 
 
@@ -267,18 +267,15 @@ class Lines(Generic[L]):
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
         """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
         lines = self._lines
-        keys_of, queued, queue = self._keys, self.queued, self._turns.queue
         for offset, ordering_key in zip(offsets, keys, strict=True):
             key: Key = offset if ordering_key is None else ordering_key
-            keys_of[offset] = key
+            self._keys[offset] = key
             line = lines.get(key)
             if line is None:
                 lines[key] = deque((offset,))
             else:
                 line.append(offset)
-            if key not in queued:
-                queued.add(key)
-                queue.append((self, key))
+            self._turns.offer(self, key)
         return []
 
     def remove(self, offsets: Iterable[int]) -> list[int]:

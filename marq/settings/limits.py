@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marq.wire.errors import ConfigError
+from marq.wire.names import ORDERING_KEY_HEADER
 
 #: A rate's units and their seconds.
 _UNITS = {"s": 1, "min": 60, "h": 3_600}
@@ -85,6 +86,11 @@ def _document(limits: KeyLimits) -> dict[str, Any]:
     if limits.rate is not None:
         found["rate"] = str(limits.rate)
     return found
+
+
+def key_header(key: str) -> str:
+    """Return the header that has the key of a message; ``key`` is the setting."""
+    return key.removeprefix(HEADER_KEY) if key.startswith(HEADER_KEY) else ORDERING_KEY_HEADER
 
 
 def check_key(value: object) -> None:

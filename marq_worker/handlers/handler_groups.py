@@ -32,7 +32,7 @@ class HandledQueue:
     concurrency: int
     topic: str | None = None
     types: Mapping[str, str] = field(default_factory=dict)
-    #: Whether its keys take turns: a running process can't change how it receives.
+    #: True if its keys take turns: a running process can't change how it receives.
     limited: bool = False
 
     @property

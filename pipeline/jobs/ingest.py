@@ -86,5 +86,5 @@ def run(options: argparse.Namespace) -> int:
                 service.part(WINDOWS, began_s, compute)
             if not options.follow:
                 return 0
-            # A tenth is left to other programs in any case.
+            # Rounds that take longer still leave a pause.
             time.sleep(max(options.every / 10, options.every - (time.monotonic() - began)))

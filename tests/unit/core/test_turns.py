@@ -198,7 +198,7 @@ def test_with_ordering_only_the_first_message_of_a_key_may_run() -> None:
 
 
 def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_delay() -> None:
-    """Neither is one of the first: the simulation of another order of steps found a later one delivered first."""
+    """A later message was delivered first, because it counted as the first of its key."""
     turns = turns_of(ordered=True, concurrency=5)
     lines = line_of(turns, A, A)
     lines.park(0)
