@@ -33,15 +33,17 @@ step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(dat
 help: ## list all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
+# Without the last step Spark starts more slowly: in `make test` it starts too seldom for the step to pay.
 setup: packages kafka ## install what all other targets need: Python packages, Java, jars of Kafka and of Spark's connector
+	$(call step,Spark,$(RUN) -m pipeline.class_archive)
 
 # The last line of these programs is one JSON object, so nothing is printed after it.
 demo: setup ## run the main job, on a Kafka broker of its own
 	@$(RUN) -m lab.demo
 
-# Three processes on two cores, because tests mostly wait for leases, sessions and brokers.
+# Four processes on two cores, because tests mostly wait for leases, sessions and brokers.
 # Without a Java version that Spark supports, Spark's tests are skipped, and one test fails and says what to install.
-pytest = -m pytest -q -n 3 --no-loadscope-reorder --durations 20
+pytest = -m pytest -q -n 4 --no-loadscope-reorder --durations 20
 
 test: lint kafka browser ## run lint, types and the tests that every change must pass; SPARK=skip leaves Spark out
 	$(call step,pytest,$(RUN) $(pytest) -m "not verify")
@@ -178,4 +180,3 @@ browser: packages
 
 kafka: packages
 	$(call step,Java and Kafka,$(RUN) -m marq_worker.broker --prepare --jars pipeline/connector.sha256)
-	$(call step,Spark,$(RUN) -m pipeline.class_archive)

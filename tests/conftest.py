@@ -34,6 +34,11 @@ class Schedule(LoadFileScheduling):  # type: ignore[misc]
         return "tests/pipeline" if file.startswith("tests/pipeline/") else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests on Spark first: the longest scope, which would else run on when all other processes are done."""
+    items.sort(key=lambda item: not item.nodeid.startswith("tests/pipeline/"))
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
     return Schedule(config, log)
 

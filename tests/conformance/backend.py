@@ -30,6 +30,7 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from marq.owner.engine import Step
+from marq.producer.producer_parts import ProducerParts
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
 from marq.testing.owner import Owner
@@ -88,10 +89,19 @@ class Backend(ABC):
         return consumer
 
     async def define(self, queue: str, **settings: Any) -> str:
-        """Change settings of a queue, and return its name when consumers and trackers know of it."""
+        """Change settings of a queue, and return its name when producer, consumers and trackers know of it."""
         await self.queues.change(queue, **settings)
         await self.seen_by_all()
+        if "partitions" in settings:
+            routes = self._sending.routes
+            # A tracker chooses them later; until then, the producer uses all.
+            await self.until(lambda: len(routes._definitions.placement(queue).sends or ()) == settings["partitions"])
         return queue
+
+    @property
+    def _sending(self) -> ProducerParts:
+        assert self.producer._running is not None
+        return self.producer._running
 
     async def new_queue(self, stem: str = "queue", **settings: Any) -> str:
         return await self.define(self.new_name(stem), **settings)
@@ -157,7 +167,7 @@ class Backend(ABC):
 
     @abstractmethod
     async def seen_by_all(self) -> None:
-        """Return when consumers and trackers know all settings that were changed before."""
+        """Return when producer, consumers and trackers know all settings that were changed before."""
 
     async def dead_letters(self, queue: str, count: int = 1) -> list[DeadLetter]:
         """Return the dead letters of a queue when there are this many."""
@@ -335,7 +345,8 @@ class KafkaBackend(Backend):
             status, text = await self.worker.page(page)
             return status == 200 and json.loads(text)["settings"]["lease"]["value"] == lease
 
-        await asyncio.gather(eventually(shown), *map(self._heard, self.consumers))
+        known = self._sending.routes._queues.sync(LIMIT_S)
+        await asyncio.gather(eventually(shown), known, *map(self._heard, self.consumers))
 
     async def _heard(self, consumer: marq.Consumer) -> None:
         """Wait until a running consumer has applied the settings."""
