@@ -35,8 +35,8 @@ class Schedule(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the tests on Spark first: the longest scope, which would else run on when all other processes are done."""
-    items.sort(key=lambda item: not item.nodeid.startswith("tests/pipeline/"))
+    """Put long scopes first: at the end, one of them would run alone."""
+    items.sort(key=lambda item: not item.nodeid.startswith(("tests/pipeline/", "tests/worker/")))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Schedule:
