@@ -100,8 +100,10 @@ class _Json:
             reason = f"byte {error.start} is not UTF-8"
         except json.JSONDecodeError as error:
             reason = f"at character {error.pos}: {error.msg}" if data else "it is empty"
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             reason = str(error)
+        except RecursionError:  # whose text differs between versions of Python
+            reason = "it is nested too deeply"
         # Raised outside of the except clause, because the error there holds the value.
         raise DecodeError(f"the value ({len(data)} bytes) is not JSON: {reason}")
 
