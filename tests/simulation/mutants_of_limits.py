@@ -64,4 +64,35 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
             "        self._again.append((keys, retry))\n",
         ),
     ),
+    mutant(
+        LIMITS,
+        "a queue has no rate",
+        _TURNS,
+        "rate",
+        ("        if self.limits.rate is not None and self._now_s < self._may_begin_s:\n", "        if False:\n"),
+    ),
+    mutant(
+        LIMITS,
+        "a key has no rate",
+        _TURNS,
+        "rate",
+        ("            elif rated and (begins_s", "            elif False and (begins_s"),
+    ),
+    mutant(
+        LIMITS,
+        "each consumer uses the whole rate of a queue",
+        _TURNS,
+        "rate",
+        ("+ self.limits.rate.interval_s / self._share\n", "+ self.limits.rate.interval_s\n"),
+    ),
+    mutant(
+        LIMITS,
+        "a pause saves up turns for later",
+        _TURNS,
+        "rate",
+        (
+            "            self._pace_s = max(self._pace_s, self._now_s) +",
+            "            self._pace_s = max(self._pace_s, self._now_s - 1) +",
+        ),
+    ),
 )

@@ -11,6 +11,7 @@ those of lab/proof/checker.py:
 ``no-row``        a tracker that is to send a copy finds no payload
 ``concurrent``    a consumer delivers a message of an ordering key while it has another one in flight
 ``limit``         more messages of a key are in flight, in all consumers, than the limits of the queue allow
+``rate``          a queue or key has more turns than its rate allows (rating.py)
 ``priority``      a turn of one queue was due to another by their priorities (prioritising.py)
 ``stuck``         the faults have ended and the world does not drain
 ``blamed``        a message became a dead letter because the handler of another one ends its process

@@ -15,6 +15,7 @@ from marq.consumer.ordering import KeyQueues
 from marq.consumer.priorities import Priorities
 from marq.consumer.turns import Turns
 from tests.simulation.oracle import Violation
+from tests.simulation.rating import JudgedRates
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -30,6 +31,7 @@ class JudgedPriorities(Priorities[KeyQueues]):
         super().__init__()
         self._world = world
         self._priority_of: dict[str, int] = {}
+        self._rates: dict[str, JudgedRates] = {}
         #: Since when each queue has waited for a turn.
         self._since_s: dict[str, float] = {}
         #: Turns of the first queue, extra ones apart, while messages of the second one waited, too.
@@ -37,6 +39,12 @@ class JudgedPriorities(Priorities[KeyQueues]):
 
     def serve(self, turns: Mapping[str, Turns[KeyQueues]], priorities: Mapping[str, int]) -> None:
         super().serve(turns, priorities)
+        self._rates = {
+            queue: rates
+            if (rates := self._rates.get(queue)) and rates.turns is its
+            else JudgedRates(self._world, queue, its)
+            for queue, its in turns.items()
+        }
         self._priority_of = dict(priorities)
         self._had.clear()
         self._keep(priorities)

@@ -33,7 +33,7 @@ def test_the_simulation_is_not_vacuous(summary: seeds.Summary) -> None:
     )
     at_times = (
         "tracker_crashes tracker_rebalance consumer_crashes aborted commits_unknown fenced starved suspensions gaps"
-        " start_not_certain delayed_by_header asked_again subscriptions"
+        " start_not_certain delayed_by_header asked_again subscriptions rated_turns late_turns"
     )
     now_and_then = (
         "rejected dead clock_jump calm overtaken move settings old_tables changelogs_made_anew compacted"
