@@ -62,6 +62,11 @@ class Audit:
     plots: bool = False
     plots_failure: str = ""
 
+    @property
+    def needs_topics(self) -> bool:
+        """Whether the audit can be repeated only with the topics."""
+        return bool(self.failure) and not self.ingested
+
     def differences(self, own: Mapping[str, Any], shared: Mapping[str, str]) -> list[str]:
         """Return the audit's findings, and its differences from ``own``, the checker's statistics.
 

@@ -83,8 +83,7 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
                 return account, run.events, None, ""
             shutil.rmtree(data, ignore_errors=True)
             audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
-            # An audit that failed before it had ingested the topics can be repeated only if they are kept.
-            keep = bool(audited.failure) and not audited.ingested
+            keep = audited.needs_topics
             retry = _retry(audited, data, servers, settings.names.prefix, broker, display) if audited.failure else ""
             return account, run.events, audited, retry
         finally:
@@ -122,7 +121,7 @@ def _retry(
     audited: Audit, data: Path, servers: str, prefix: str, broker: EmbeddedBroker | None, display: Display
 ) -> str:
     """Return how to repeat a failed audit; keep the data of an embedded broker if that needs it."""
-    if broker is None or audited.ingested:
+    if broker is None or not audited.needs_topics:
         return how_to_retry(audited, data, servers, prefix)
     display.phase("keep the broker's data")
     broker.stop()

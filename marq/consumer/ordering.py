@@ -162,10 +162,8 @@ class PendingRetry:
     outdated: bool = False
     #: True while it waits for a delay without having its turn.
     parked: bool = False
-    #: True if it has its turn to be delivered again; False while it has that of its former delivery, or of another
+    #: When it got its turn to be delivered again; infinite while it has that of its former delivery, or of another
     #: consumer's.
-    turn: bool = False
-    #: When it got this turn.
     turn_s: float = inf
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
@@ -736,7 +734,7 @@ class KeyQueues:
     def _park(self, retry: PendingRetry) -> None:
         """Let a message wait for its delay, or for its next turn."""
         assert isinstance(self._order, Lines)
-        retry.parked, retry.turn = True, False
+        retry.parked, retry.turn_s = True, inf
         self.coming.discard(retry.offset)
         self._order.park(retry.offset)
 
@@ -744,7 +742,7 @@ class KeyQueues:
         """Continue with messages whose turn it is."""
         for offset in offsets:
             if offset in self._retries:
-                self._retries[offset].turn, self._retries[offset].turn_s = True, now_s
+                self._retries[offset].turn_s = now_s
                 self.coming.add(offset)
         self._continue(offsets, now_s)
 
@@ -782,7 +780,7 @@ class KeyQueues:
                 batch.open.discard(offset)
                 if isinstance(self._order, Lines):
                     self.coming.add(offset)
-                self._retry(PendingRetry(row, asks=asks, seen=False, turn=True, turn_s=now_s), now_s)
+                self._retry(PendingRetry(row, asks=asks, seen=False, turn_s=now_s), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
@@ -891,7 +889,7 @@ class KeyQueues:
                 self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
-        if isinstance(self._order, Lines) and not retry.turn:
+        if isinstance(self._order, Lines) and retry.turn_s == inf:
             self._park(retry)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:

@@ -66,7 +66,7 @@ def loyal() -> None:
 
     def take_next_of_the_same(self: turns.Turns[Any]) -> Any:
         taken = take_next(self)
-        self.queue.rotate()
+        self._queue.rotate()
         return taken
 
     turns.Turns.take_next = take_next_of_the_same  # type: ignore[method-assign]

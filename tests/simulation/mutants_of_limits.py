@@ -26,7 +26,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a message that is to be delivered again needs no other turn",
         _ORDERING,
         "limit",
-        ("        if isinstance(self._order, Lines) and not retry.turn:\n", "        if False:\n"),
+        ("        if isinstance(self._order, Lines) and retry.turn_s == inf:\n", "        if False:\n"),
     ),
     mutant(
         LIMITS,
