@@ -434,6 +434,8 @@ class Definitions:
         row = self._keys[key]
         if layer == "defaults" and "not in `defaults`" in row["what"]:
             return False
+        if value is False and "or false" in row["type"]:
+            return True
         if row["type"] == "object of errors":
             return isinstance(value, dict) and all(
                 _rejects(entry) or self._is_fine("backoff", entry, layer) for entry in value.values()
@@ -442,7 +444,7 @@ class Definitions:
             if isinstance(value, list) and "or array" in row["type"]:
                 value = {"delays": value}
             if not isinstance(value, dict):
-                return value is False and "or false" in row["type"]
+                return False
             return not ("delays" in value and {"base", "factor", "max"} & value.keys()) and all(
                 f"{key}.{name}" in self._keys and self._is_fine(f"{key}.{name}", entry, layer)
                 for name, entry in value.items()

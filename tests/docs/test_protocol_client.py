@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 import marq
@@ -248,6 +248,7 @@ records = st.tuples(
 
 
 @given(st.lists(records, max_size=6))
+@example([(b"handler:q", {"group": "g", "priority": False})])
 def test_it_finds_the_settings_that_marq_finds(log: list[tuple[bytes | None, Any]]) -> None:
     theirs, ours = protocol_client.read().queue_definitions, Definitions()
     for key, document in log:
