@@ -1,7 +1,8 @@
 """``python -m tests.verify [PART,PART]``: run the tests that `make test` leaves out; print a row for each part.
 
-A part is a folder of tests, or ``oldest``: the library's tests with the oldest aiokafka that pyproject.toml allows. All
-folders run in one pytest process, because Spark's tests leave a core idle.
+A part is a folder of tests; or ``properties``: the tests with Hypothesis, on new examples; or ``oldest``: the library's
+tests with the oldest aiokafka that pyproject.toml allows. All folders run in one pytest process, because Spark's tests
+leave a core idle.
 """
 
 from __future__ import annotations
@@ -16,9 +17,13 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 TESTS = Path(__file__).parent
-OLDEST = "oldest"
 #: pytest's report on each test.
 REPORT = Path(".marq") / "verify.xml"
+#: Parts that are not folders, and their commands.
+OTHERS = {
+    "properties": [sys.executable, "-m", "pytest", "-q", "-n", "2", "-m", "hypothesis", "--hypothesis-profile=search"],
+    "oldest": ["make", "oldest"],
+}
 PYTEST = ("-m", "pytest", "-q", "-n", "3", "--no-loadscope-reorder", "--durations", "20", "-m", "verify")
 
 
@@ -37,7 +42,7 @@ class Part:
 def parts() -> list[str]:
     """Return the names of all parts."""
     files = [path for path in TESTS.rglob("test_*.py") if "mark.verify" in path.read_text(encoding="utf-8")]
-    return [*sorted({path.relative_to(TESTS).parts[0] for path in files}), OLDEST]
+    return [*sorted({path.relative_to(TESTS).parts[0] for path in files}), *OTHERS]
 
 
 def chosen(arguments: Sequence[str]) -> list[str]:
@@ -64,7 +69,7 @@ def read(report: Path) -> dict[str, Part]:
 def run(names: Sequence[str]) -> dict[str, Part]:
     """Run parts; a part that did not finish has failed."""
     results: dict[str, Part] = {}
-    folders = [name for name in names if name != OLDEST]
+    folders = [name for name in names if name not in OTHERS]
     if folders:
         REPORT.parent.mkdir(exist_ok=True)
         REPORT.unlink(missing_ok=True)
@@ -74,10 +79,10 @@ def run(names: Sequence[str]) -> dict[str, Part]:
         results |= {name: reported.get(name, Part()) for name in folders}
         if ended not in (0, 1):
             results["pytest"] = Part(Counter(failed=1))
-    if OLDEST in names:
+    for name in [name for name in names if name in OTHERS]:
         began_s = time.monotonic()
-        ended = subprocess.run(["make", OLDEST], check=False).returncode
-        results[OLDEST] = Part(Counter({"failed" if ended else "passed": 1}), time.monotonic() - began_s)
+        ended = subprocess.run(OTHERS[name], check=False).returncode
+        results[name] = Part(Counter({"failed" if ended else "passed": 1}), time.monotonic() - began_s)
     return results
 
 

@@ -19,8 +19,8 @@ REPORT = """<testsuites><testsuite>
 </testsuite></testsuites>"""
 
 
-def test_parts_are_folders_with_marked_tests_and_the_oldest_aiokafka() -> None:
-    assert {"sqs", "worker", "faults", "pipeline", "oldest"} < set(verify.parts())
+def test_parts_are_folders_with_marked_tests_properties_and_the_oldest_aiokafka() -> None:
+    assert {"sqs", "worker", "faults", "pipeline", "properties", "oldest"} < set(verify.parts())
     assert "unit" not in verify.parts()
 
 
