@@ -25,11 +25,13 @@ class Mutant(NamedTuple):
 
     @property
     def inside(self) -> bool:
-        """Whether clients can't notice the mutant: it changes only statistics, or rows that are never read."""
-        return self.name in INSIDE or self.about == PRIORITIES
+        """Whether the checker of histories can't notice the mutant."""
+        return self.name in INSIDE or self.killed_by <= TURNS
 
 
-#: Names of mutants that harm no message.
+#: Checks of who has a turn when: no history has all that waited.
+TURNS = {"limit", "rate", "priority"}
+#: Names of mutants that harm no message: they change only statistics, or rows that are never read.
 INSIDE = {
     "a first acquisition counts as a repeated one",
     "the second row of a message outlives it",

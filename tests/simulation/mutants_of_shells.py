@@ -296,7 +296,7 @@ SHELL_MUTANTS = (
         "blamed",
         ("    if suspect.attempt >= max_attempts:\n", "    if False:\n"),
         killer=1.0,
-    ),
+    )._replace(plan={"messages": 30, "purges": 0.0, "expires": 0}),
     mutant(
         KILLERS,
         "a suspect is handled before its start is durable",
