@@ -29,6 +29,8 @@ from marq.wire.names import Names
 # --- messages ---------------------------------------------------------------------------------------------------------
 
 QUEUE = "bench"
+#: How long a worker may take to fix the partitions of a queue.
+FIXED_SECONDS = 60.0
 CHUNK = 20_000
 #: Messages per batch of a plain producer.
 PLAIN_BATCH = 2_000
@@ -69,14 +71,28 @@ async def fill(servers: str, prefix: str, count: int, size: int) -> None:
 async def fill_keys(
     servers: str, prefix: str, count: int, size: int, keys: int, settings: Mapping[str, Any] | None = None
 ) -> None:
-    """Make QUEUE a queue with ordering, or other settings, and send it messages of several ordering keys in turn."""
-    async with marq.Queues(servers, prefix=prefix) as queues, marq.Producer(servers, prefix=prefix) as producer:
-        await queues.change(QUEUE, **(settings or {"ordering": "key"}))
+    """Make QUEUE a queue with ordering, or other settings, and send it messages of several ordering keys in turn.
+
+    A worker has to run.
+    """
+    await take_keys(servers, prefix, settings or {"ordering": "key"})
+    async with marq.Producer(servers, prefix=prefix) as producer:
         for start in range(0, count, CHUNK):
             messages = values(start, min(start + CHUNK, count), size)
             await asyncio.gather(
                 *[producer.send(QUEUE, value, ordering_key=str(n % keys)) for n, value in enumerate(messages, start)]
             )
+
+
+async def take_keys(servers: str, prefix: str, settings: Mapping[str, Any]) -> None:
+    """Change QUEUE; return when a worker has fixed its partitions, because messages with keys wait for that."""
+    async with marq.Queues(servers, prefix=prefix) as queues, asyncio.timeout(FIXED_SECONDS):
+        changed = asyncio.Event()
+        queues.listen(changed.set)
+        await queues.change(QUEUE, **settings)
+        while not queues.definitions.placement(QUEUE).takes_keys:
+            changed.clear()
+            await changed.wait()
 
 
 def plain_producer(servers: str) -> AIOKafkaProducer:

@@ -24,7 +24,7 @@ from lab.bench.client import (
     until_handled,
 )
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import measured
+from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.settings.placements import subset
 
@@ -115,16 +115,17 @@ def send_to_handler(
     keys: int = 0,
     *,
     flooded: str = "",
+    worker: Worker | None = None,
     **handled: Any,
 ) -> Measurements:
     """Measure the time from when each message should be sent at a steady rate until its handler begins.
 
     Clients are described at :func:`paced` and :func:`timed`, which gets ``handled``. ``flooded`` names another queue,
-    which is flooded meanwhile.
+    which is flooded meanwhile. ``worker``: one that runs already.
     """
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
     namespace = (bench.servers, prefix)
-    worker = bench.worker(prefix)
+    worker = worker or bench.worker(prefix)
     consumer = bench.client(timed, *namespace, queue, sent, unmeasured, handled)
     producers = [bench.client(paced, *namespace, queue, rate, sent, size, burst, keys)]
     if flooded:

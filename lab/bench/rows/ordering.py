@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.bench.client import CHUNK, QUEUE, fill, fill_keys, say, told
+from lab.bench.client import CHUNK, QUEUE, fill, fill_keys, say, take_keys, told
 from lab.bench.rows.drain import drained, relative
 from lab.bench.rows.latency import paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
@@ -61,8 +61,9 @@ def poisoned(bench: Bench, poison: bool) -> Measurements:
     """Measure messages whose key does not fail; with ``poison``, each message of the first key does."""
     prefix, handled = bench.prefix(), {"failing": SOME_KEYS, "poison": poison, "concurrency": CONCURRENCY}
     settings = {"ordering": "key", "max_attempts": "unlimited", "backoff": [10]}
-    asyncio.run(fill_keys(bench.servers, prefix, 0, 0, 1, settings))
-    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, 1, SOME_KEYS, **handled)
+    worker = bench.worker(prefix)
+    asyncio.run(take_keys(bench.servers, prefix, settings))
+    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, 1, SOME_KEYS, worker=worker, **handled)
 
 
 POISONED_ROW = BenchRow(
@@ -94,13 +95,15 @@ MOST_OF_UNDISTURBED = 2.0
 def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
     """Measure the messages of tenants with few messages, perhaps next to one with many."""
     prefix, handled = bench.prefix(), {"work_s": HANDLED_MS / 1000, "concurrency": HANDLERS}
+    worker = bench.worker(prefix)
+    if fair:
+        asyncio.run(take_keys(bench.servers, prefix, {"fair": True}))
     asyncio.run(_send_busy(bench.servers, prefix, BUSY_MESSAGES if busy else 0, fair))
-    return send_to_handler(bench, prefix, QUEUE, TENANTS, 1, TENANTS if fair else 0, **handled)
+    return send_to_handler(bench, prefix, QUEUE, TENANTS, 1, TENANTS if fair else 0, worker=worker, **handled)
 
 
 async def _send_busy(servers: str, prefix: str, count: int, fair: bool) -> None:
-    async with marq.Queues(servers, prefix=prefix) as queues, marq.Producer(servers, prefix=prefix) as producer:
-        await queues.change(QUEUE, fair=fair)
+    async with marq.Producer(servers, prefix=prefix) as producer:
         for start in range(0, count, CHUNK):
             empty = [b""] * min(CHUNK, count - start)
             await producer.send_many(QUEUE, empty, ordering_key="busy" if fair else None)
