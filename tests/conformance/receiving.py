@@ -23,6 +23,18 @@ async def nothing_comes(backend: Backend, *consumers: marq.Consumer) -> None:
     assert await asyncio.gather(*waiting) == [[] for _ in consumers]
 
 
+@asynccontextmanager
+async def receiving_nothing(consumer: marq.Consumer) -> AsyncIterator[None]:
+    """Let a call wait for messages, because a consumer reads only for such calls; show that it gets none."""
+    waiting = asyncio.create_task(consumer.receive(wait=600))
+    try:
+        yield
+        assert not waiting.done() or waiting.result() == []
+    finally:
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+
+
 class Served:
     """A consumer that acks every message in the background; ``seen`` has queue and value of each."""
 

@@ -11,7 +11,7 @@ import pytest
 import marq
 from marq.wire.markers import Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, receiving_nothing, take, take_one
 from tests.conformance.test_delays import wall_s
 
 #: Longer than a test takes on a busy machine.
@@ -61,9 +61,8 @@ async def test_the_queues_setting_counts_from_the_time_of_sending(backend: Backe
     await backend.define(queue, expires_after=0.05)
     await backend.producer.send_many(queue, [b"a", b"b"])
     await backend.advance(0.2)
-    async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
-    await backend.statistics(queue, messages_expired=2, acked=2)
+    async with backend.consumer(queue) as consumer, receiving_nothing(consumer):
+        await backend.statistics(queue, messages_expired=2, acked=2)
 
 
 async def test_an_expired_message_becomes_a_dead_letter_that_a_redrive_delivers(backend: Backend) -> None:
@@ -71,8 +70,8 @@ async def test_an_expired_message_becomes_a_dead_letter_that_a_redrive_delivers(
     receipt = await backend.producer.send(queue, b"stale", headers={"tenant": b"acme"}, expires_in=0.05)
     await backend.advance(0.3)
     async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
-        [letter] = await backend.dead_letters(queue)
+        async with receiving_nothing(consumer):
+            [letter] = await backend.dead_letters(queue)
 
         assert (letter.id, letter.value, letter.headers) == (receipt.id, b"stale", {"tenant": b"acme"})
         assert letter.reason.startswith("expired ")
@@ -101,8 +100,7 @@ async def test_an_expired_message_is_not_redelivered(backend: Backend, ends: str
         else:
             await consumer.stop()
     await backend.advance(1.7)
-    async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
+    async with backend.consumer(queue) as consumer, receiving_nothing(consumer):
         await backend.statistics(queue, messages_expired=1, acquired=1, redelivered=0)
 
 
@@ -120,9 +118,8 @@ async def test_a_delayed_message_expires_some_time_after_it_is_due(backend: Back
     await backend.advance(0.4)
     await backend.statistics_of_open(queue, delayed=6, messages_expired=0)
     await backend.define(queue, paused=False)
-    async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
-    await backend.statistics(queue, messages_expired=3, delivered=3)
+    async with backend.consumer(queue) as consumer, receiving_nothing(consumer):
+        await backend.statistics(queue, messages_expired=3, delivered=3)
 
 
 async def test_messages_of_a_paused_queue_expire_when_it_is_resumed(backend: Backend) -> None:
@@ -134,16 +131,15 @@ async def test_messages_of_a_paused_queue_expire_when_it_is_resumed(backend: Bac
         assert await values(consumer, 1) == [b"other"]
         await backend.advance(0.3)
         await backend.define(queue, paused=False)
-        await nothing_comes(backend, consumer)
-    await backend.statistics(queue, messages_expired=1)
+        async with receiving_nothing(consumer):
+            await backend.statistics(queue, messages_expired=1)
 
 
 async def test_an_expired_message_of_a_queue_that_delivers_at_most_once_ends(backend: Backend) -> None:
     queue = await backend.new_queue(delivery="at-most-once", expires_after=0.05)
     await backend.producer.send(queue, b"stale")
     await backend.advance(0.2)
-    async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
+    async with backend.consumer(queue) as consumer, receiving_nothing(consumer):
         await backend.statistics(queue, messages_expired=1, abandoned=0)
 
 
@@ -153,8 +149,8 @@ async def test_the_first_messages_of_a_process_are_checked_too(backend: Backend)
     await backend.producer.send_many(queue, [b"stale"] * 3, expires_in=0.05)
     await backend.advance(0.2)
     async with backend.consumer(queue) as consumer:
-        await nothing_comes(backend, consumer)
-        await backend.statistics(queue, messages_expired=3)
+        async with receiving_nothing(consumer):
+            await backend.statistics(queue, messages_expired=3)
         for _ in range(3):
             await backend.produce(backend.names.messages, b"stale", queue.encode(), [("marq-expires-at", b"1")])
         await nothing_comes(backend, consumer)
