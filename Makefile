@@ -33,7 +33,7 @@ step = @echo "==> $(1)"; began=$$(date +%s); if $(2); then echo "    $$(( $$(dat
 help: ## list all targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-11s %s\n", $$1, $$2 }' Makefile
 
-# Without the last step Spark starts more slowly: in `make test` it starts too seldom for the step to pay.
+# The last step makes Spark start faster. `make test` starts it too rarely for that to pay off.
 setup: packages kafka ## install what all other targets need: Python packages, Java, jars of Kafka and of Spark's connector
 	$(call step,Spark,$(RUN) -m pipeline.class_archive)
 

@@ -73,7 +73,7 @@ async def fill_keys(
 ) -> None:
     """Make QUEUE a queue with ordering, or other settings, and send it messages of several ordering keys in turn.
 
-    A worker has to run.
+    A worker must be running.
     """
     await take_keys(servers, prefix, settings or {"ordering": "key"})
     async with marq.Producer(servers, prefix=prefix) as producer:

@@ -102,7 +102,8 @@ class _Json:
             reason = f"at character {error.pos}: {error.msg}" if data else "it is empty"
         except ValueError as error:
             reason = str(error)
-        except RecursionError:  # whose text differs between versions of Python
+        except RecursionError:
+            # Its own text differs between versions of Python.
             reason = "it is nested too deeply"
         # Raised outside of the except clause, because the error there holds the value.
         raise DecodeError(f"the value ({len(data)} bytes) is not JSON: {reason}")

@@ -15,7 +15,7 @@ from marq.leases import settlement
 from marq.leases.message import Message
 from marq.wire.errors import BrokerUnavailable, LeaseLost
 from marq.wire.names import markers_partition
-from tests.simulation.oracle import Violation
+from tests.simulation.oracle import Violation, violate
 
 if TYPE_CHECKING:
     from tests.simulation.consumer import Consumer
@@ -80,7 +80,7 @@ class Handlers:
         world.stats["at_limit"] += of_key + 1 == most or of_queue + 1 == most_here
         if of_key >= most or of_queue >= most_here:
             text = f"{queue} {source} {message.offset}: {len(others)} of its key, {len(here)} of its queue here"
-            world.schedule(0, _violate, Violation("limit", text))
+            world.schedule(0, violate, Violation("limit", text))
 
     def _leased(self, messages: list[Message]) -> int:
         """Return how many of these messages are leased to their handlers by the log: others may have ended them."""
@@ -108,7 +108,7 @@ class Handlers:
             if same and other.offset in held.open and other.offset not in held.decided and not self._world.blind:
                 # Not raised here: the library would take it for the handler's exception.
                 text = f"{held.source} {other.offset}, while {message.offset} is delivered"
-                self._world.schedule(0, _violate, Violation("concurrent", text))
+                self._world.schedule(0, violate, Violation("concurrent", text))
 
     async def _handle(self, message: Message) -> None:
         consumer, world, rng = self._consumer, self._world, self._world.rng
@@ -265,10 +265,6 @@ class Handlers:
             fields["took_ms"] = now_ms - began_ms
         self._consumer.note(type_, op, held.holder, held.queue, held.source, [message.offset], **fields)
         return now_ms
-
-
-def _violate(violation: Violation) -> None:
-    raise violation
 
 
 def _line_of(message: Message) -> bytes | int:

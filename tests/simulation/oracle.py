@@ -42,6 +42,11 @@ class Violation(AssertionError):
         self.check = check
 
 
+def violate(violation: Violation) -> None:
+    """End the world; schedule it where an exception would not reach the world."""
+    raise violation
+
+
 def difference(fold: Fold, book: LeaseBook) -> str:
     """Return how a lease book differs from the fold; empty if it does not."""
     if book.applied != fold.applied:

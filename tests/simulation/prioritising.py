@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from marq.consumer.ordering import KeyQueues
 from marq.consumer.priorities import Priorities
 from marq.consumer.turns import Turns
-from tests.simulation.oracle import Violation
+from tests.simulation.oracle import Violation, violate
 from tests.simulation.rating import JudgedRates
 
 if TYPE_CHECKING:
@@ -39,12 +39,9 @@ class JudgedPriorities(Priorities[KeyQueues]):
 
     def serve(self, turns: Mapping[str, Turns[KeyQueues]], priorities: Mapping[str, int]) -> None:
         super().serve(turns, priorities)
-        self._rates = {
-            queue: rates
-            if (rates := self._rates.get(queue)) and rates.turns is its
-            else JudgedRates(self._world, queue, its)
-            for queue, its in turns.items()
-        }
+        for queue, its in turns.items():
+            if queue not in self._rates or self._rates[queue].turns is not its:
+                self._rates[queue] = JudgedRates(self._world, queue, its)
         self._priority_of = dict(priorities)
         self._had.clear()
         self._keep(priorities)
@@ -105,8 +102,4 @@ class JudgedPriorities(Priorities[KeyQueues]):
                 self._had.pop((other, one), None)
 
     def _find(self, text: str) -> None:
-        self._world.schedule(0, _violate, Violation("priority", text))
-
-
-def _violate(violation: Violation) -> None:
-    raise violation
+        self._world.schedule(0, violate, Violation("priority", text))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from marq.consumer.ordering import KeyQueues
 from marq.consumer.turns import Turns
 from marq.settings.limits import Rate
-from tests.simulation.oracle import Violation
+from tests.simulation.oracle import Violation, violate
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -54,11 +54,7 @@ class JudgedRates:
         for number, began_s in enumerate(reversed(times_s), 1):
             if number > at_once + (now_s - began_s) * per_s + _ROUNDING:
                 text = f"{self._queue} {whose}: {number} turns from {began_s} to {now_s}, but its share is {per_s}/s"
-                self._world.schedule(0, _violate, Violation("rate", text))
+                self._world.schedule(0, violate, Violation("rate", text))
                 return
         self._world.stats["rated_turns"] += 1
         self._world.stats["late_turns"] += len(times_s) > 1 and now_s - times_s[-2] > _ROUNDING
-
-
-def _violate(violation: Violation) -> None:
-    raise violation
