@@ -351,16 +351,19 @@ class Prefetch:
         """
         for message, turn in messages:
             buffer = self.buffers[message.queue]
-            if not buffer.handler_demand:
-                self._begin(message)
-            elif len(self._suspects) < buffer.handler_demand:
+            if buffer.handler_demand:
                 self._suspects.append((message, turn))
                 buffer.held -= 1
                 self.waiting.set()
             else:
-                lease_ms = int(message._batch.lease_s * 1000)
-                put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
+                self._begin(message)
         self._next_suspects()
+        waiting = self._suspects
+        while waiting and len(waiting) > self.buffers[waiting[-1][0].queue].handler_demand:
+            message, _ = waiting.pop()
+            self.buffers[message.queue].held += 1
+            lease_ms = int(message._batch.lease_s * 1000)
+            put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
 
     def _next_suspects(self) -> None:
         """Buffer the suspects whose turn it is, in order.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import pytest
 
@@ -194,6 +195,27 @@ async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_th
 
     await handler.end(0)
     assert sorted(handler.running) == [1, 2, 3]
+
+
+async def test_suspects_that_may_run_together_are_not_released(make_rig: MakeRig) -> None:
+    rig, ended = make_rig(), 0
+
+    async def handler(message: Message) -> None:
+        nonlocal ended
+        # The first message keeps the consumer busy: if nothing is in flight, suspects begin one at a time again.
+        await rig.clock.sleep(0.01 if message.offset else 10)
+        ended += 1
+
+    rig.add(1)
+    rig.work(handler, 3)
+    for first, end in pairwise([1, 4, 10, 22, 46]):
+        rig.reader.add(P0, *[suspect(offset, 2) for offset in range(first, end)])
+        while ended + len(rig.released) < end - 1:
+            await spin(60)
+            await rig.clock.advance(0.01)
+            await rig.settled()
+
+    assert rig.released == {}
 
 
 async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRig) -> None:
