@@ -23,6 +23,8 @@ log = logging.getLogger("marq")
 AT_ONCE = 64
 #: How long suspects are released that can't wait here, doubled each time.
 FIRST_AWAY_MS = 500
+#: How long other messages wait behind a suspect that waits for its turn.
+NEXT_S = 0.5
 #: How many seconds of work to prefetch, and how fast the window forgets an earlier pace.
 PREFETCH_S, MEMORY_S = 1.0, 1.0
 
@@ -80,6 +82,10 @@ class PrefetchWindow:
         self._finished += count
         if idle:
             self._seen_s = None
+
+    def disregard(self, count: int) -> None:
+        """Do not count messages that will be released unhandled."""
+        self._finished -= count
 
     @property
     def recent(self) -> int:
@@ -277,10 +283,13 @@ class Prefetch:
         queues: Iterable[str],
         settings: ReceiverSettings,
         clock: Callable[[], float],
+        changed: asyncio.Event,
         shared: PrefetchBuffer | None = None,
     ) -> None:
         self._settings = settings
         self._clock = clock
+        #: Set when there may be room to fetch.
+        self._changed = changed
         self._shared = shared
         #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
@@ -346,8 +355,8 @@ class Prefetch:
         """Buffer messages, which are in flight already, when it is their turn.
 
         Calls get them at once: a program may keep what it has received, and ask for the next. Only as many wait as
-        handlers may take, and they do not count as held: other messages must not wait behind them. The others are
-        released, each time for longer, up to a lease.
+        handlers may take, and they do not count as held: other messages must not wait behind them for long. Those
+        behind them are released, each time for longer, up to a lease.
         """
         for message, turn in messages:
             buffer = self.buffers[message.queue]
@@ -361,9 +370,17 @@ class Prefetch:
         waiting = self._suspects
         while waiting and len(waiting) > self.buffers[waiting[-1][0].queue].handler_demand:
             message, _ = waiting.pop()
-            self.buffers[message.queue].held += 1
+            buffer = self.buffers[message.queue]
+            buffer.held += 1
+            buffer.window.disregard(1)
             lease_ms = int(message._batch.lease_s * 1000)
             put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
+
+    @property
+    def next_suspects(self) -> int:
+        """How many suspects have their turns so soon that nothing is fetched meanwhile: it might have to wait, too."""
+        waiting = self._suspects
+        return len(waiting) if waiting and self._clock() - waiting[0][0]._batch.taken_s < NEXT_S else 0
 
     def _next_suspects(self) -> None:
         """Buffer the suspects whose turn it is, in order.
@@ -441,13 +458,15 @@ class Prefetch:
     def release_suspects(self) -> float | None:
         """Release suspects that have waited for half a lease, as another process may have none.
 
-        Return how long the next one may wait, or None if none waits.
+        Return when to call again, in seconds from now, or None if none waits.
         """
         while self._suspects:
+            # Other messages may overtake them by now.
+            self._changed.set()
             batch = self._suspects[0][0]._batch
             left_s = batch.taken_s + batch.lease_s / 2 - self._clock()
             if left_s > 0:
-                return left_s
+                return min(left_s, NEXT_S)
             put_back([self._suspects.popleft()[0]], int(batch.lease_s * 1000))
             self.buffers[batch.queue].held += 1
             log.info("suspect has waited, released: queue=%s", batch.queue)

@@ -121,7 +121,7 @@ class Receiver:
         self.failed = asyncio.Event()
         #: Set when there may be room to fetch.
         self._changed = asyncio.Event()
-        self.prefetch = Prefetch(serving.queues, settings, time.now_s, buffer)
+        self.prefetch = Prefetch(serving.queues, settings, time.now_s, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
         self.writer = OutcomeWriter(writer, settings, time, self)
         self.starts = Starts(writer, settings, self.prefetch, time, self)
@@ -335,6 +335,7 @@ class Receiver:
         """Return how many messages to acquire now."""
         most, pending = self._settings.max_in_flight, self._cycles.pending
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
+        waiting += self.prefetch.next_suspects
         room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
         if self.ordering.reads_ahead and not self.gate.breakers:
             # The next turn may be that of a key whose messages come after many others.

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 
-from marq.consumer.prefetch import FIRST_AWAY_MS
+from marq.consumer.prefetch import FIRST_AWAY_MS, NEXT_S
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
@@ -253,6 +253,21 @@ async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> 
     assert sorted(handler.running) == [0, 20]
     # Four may wait for their turns, twice as many as there are handlers.
     assert len(rig.released) == 15
+
+
+async def test_messages_are_fetched_past_suspects_only_if_their_turns_do_not_come_soon(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), Handler()
+    # One runs and three wait, so as many are here as two handlers prefetch.
+    rig.reader.add(P0, *[suspect(offset, 2) for offset in range(5)], FakeRecord(5))
+    rig.work(handler, 2)
+    await spin(60)
+    await rig.clock.advance(NEXT_S / 2)
+    await spin(60)
+    assert (handler.running, rig.receiver.prefetch.in_flight) == ([0], 4)
+
+    await rig.clock.advance(NEXT_S / 2)
+    await spin(60)
+    assert (handler.running, rig.receiver.prefetch.in_flight) == ([0, 5], 6)
 
 
 async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
