@@ -72,7 +72,7 @@ class HandlerPool(ABC, Generic[Work]):
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
-        self._writer, self._starts = receiver.writer, receiver.starts
+        self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
         self._demand = demand
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
@@ -370,12 +370,14 @@ class HandlerTasks(HandlerPool[Message]):
         buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = writer.now_s, made.popleft, settlement.finish
+        clock, pop, finish, next_turns = writer.now_s, made.popleft, settlement.finish, self._next_turns
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
-                writer.flush_soon()
-                await buffer.wait()
+                next_turns()
+                if not buffer.ready:
+                    writer.flush_soon()
+                    await buffer.wait()
                 continue
             begun_s = clock()
             buffer.taken.set()
@@ -445,8 +447,10 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         while not (self._stopping or buffer.closed):
             batch = self._take()
             if not batch:
-                writer.flush_soon()
-                await buffer.wait()
+                self._next_turns()
+                if not buffer.ready:
+                    writer.flush_soon()
+                    await buffer.wait()
                 continue
             # Right before the call, as in HandlerTasks.
             batch = await self._starts.started(batch)

@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import repeat
-from math import inf
+from math import ceil, inf
 from typing import Any, NamedTuple
 
 from marq.client.background import Time, failure_of
@@ -82,8 +82,8 @@ RESUME_RETRY_S = 0.1
 MAX_TOLD_HOLDERS = 16
 #: How many records to read at a time of a queue with fairness, even if no handler wants a message.
 READ_AHEAD = 1_000
-#: How many seconds of work such a queue keeps ready: about the time between two writes of outcomes.
-READY_S = 0.012
+#: How many seconds of work such a queue keeps ready, so that fast handlers get several turns at once.
+READY_S = 0.001
 #: How long a rebalance waits for cycles in progress.
 REVOKE_LIMIT_S = 10.0
 
@@ -213,6 +213,10 @@ class Receiver:
     def demand(self) -> None:
         """Check again whether there is room to fetch, and whose turn it is."""
         self._changed.set()
+        self.next_turns()
+
+    def next_turns(self) -> None:
+        """Give handlers that have nothing to do the messages whose turns come next."""
         if self.ordering.turns:
             self._take_steps()
 
@@ -312,8 +316,7 @@ class Receiver:
         """Fetch the next batch while earlier cycles are in progress."""
         while not self._stopping:
             self._changed.clear()
-            if self.ordering.turns:
-                self._take_steps()
+            self.next_turns()
             if self._cycles.have_to_end(self._fetched.count):
                 await self._end_cycle()
                 continue
@@ -660,7 +663,8 @@ class Receiver:
         """
         buffer = self.prefetch.buffers[next(iter(queues))]
         handled = [message.queue for pool in buffer.pools for message in pool.running]
-        idle = max(0, buffer.handler_demand - len(handled))
+        # Handlers want as many again for their next calls.
+        idle = max(0, ceil(buffer.handler_demand / 2) - len(handled))
         ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
         ready = len(buffer.ready) + self.ordering.undelivered(queues)
         # Other queues may share the buffer.

@@ -469,11 +469,36 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
     await made.receiver.stop(1)
 
 
+async def test_a_message_whose_turn_is_next_waits_behind_none_that_no_handler_has_begun() -> None:
+    made, _ = ordered_rig(queue=lambda _: QueueSettings(fair=True))
+    ends: dict[int, asyncio.Event] = {}
+
+    async def handler(message: Message) -> None:
+        await ends.setdefault(message.offset, asyncio.Event()).wait()
+
+    made.reader.add(P0, *[record(offset, "busy") for offset in range(20)])
+    made.receiver.start()
+    handlers = made.work(handler, 2)
+    await spin(100)
+    made.reader.add(P0, record(20, "quiet"))
+    await spin(100)
+    assert sorted(ends) == [0, 1]
+
+    # The busy key began to wait for its next turn before the quiet one.
+    ends[0].set()
+    ends[1].set()
+    await spin(20)
+    assert sorted(ends) == [0, 1, 2, 20]
+    await handlers.stop(0)
+    await made.receiver.stop_reading(1)
+    await made.receiver.stop(1)
+
+
 async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_rate_of_their_queue() -> None:
     made, tracker = ordered_rig(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
     tracker.open_messages = dict.fromkeys(range(60), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, "a") for offset in range(60)])
-    made.buffer.handler_demand = 100
+    made.buffer.handler_demand = 200
 
     async def pass_time(seconds: int) -> int:
         for _ in range(10 * seconds):
