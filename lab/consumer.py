@@ -292,19 +292,13 @@ async def handle(message: marq.Message) -> None:
 
 
 async def consume(
-    queues: Sequence[str],
-    options: dict[str, Any],
-    handler: NumberedHandler,
-    recorder: Recorder,
-    at_once: int = MAX_RUNNING,
+    consumers: Sequence[marq.Consumer], lease_s: float, handler: NumberedHandler, recorder: Recorder, at_once: int
 ) -> None:
-    """Handle the messages of each queue until SIGTERM."""
+    """Handle the messages of each consumer until SIGTERM; ``lease_s`` is the shortest lease of its messages."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with AsyncExitStack() as opened:
-        lease_s = options["lease"] or LEASE_SECONDS
         await opened.enter_async_context(recorded_stalls(recorder.process, recorder.add, lease_s))
-        consumers = [marq.Consumer(queue, **options) for queue in queues]
         await asyncio.gather(*map(opened.enter_async_context, consumers))
         recorder.add("info", "ready")
         await asyncio.gather(*[handle_all(consumer, handler, stopping, at_once) for consumer in consumers])
@@ -336,7 +330,8 @@ def main() -> None:
     parser.add_argument("--die-at", metavar="POINT", help="in-handler, before-ack, after-commit, ...")
     parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
-    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a queue in handlers at a time")
+    parser.add_argument("--group", help="read these queues by one consumer of this group, not by one for each")
+    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a consumer in handlers at a time")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
     parser.add_argument("--max-lease", type=float, metavar="SECONDS")
     parser.add_argument("--instance-id", help="as in marq.Consumer")
@@ -352,7 +347,9 @@ def main() -> None:
     handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
     settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
     settings["transactional"] = options.start == TRANSACTIONAL
-    asyncio.run(consume(queues, settings, handler, recorder, options.at_once))
+    names = [{"group": options.group}] if options.group else [{"queue": queue} for queue in queues]
+    consumers = [marq.Consumer(**name, **settings) for name in names]
+    asyncio.run(consume(consumers, options.lease or LEASE_SECONDS, handler, recorder, options.at_once))
 
 
 if __name__ == "__main__":

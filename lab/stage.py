@@ -78,6 +78,8 @@ class Stage:
         self.servers, self.prefix, self.folder, self.queues = servers, prefix, folder, queues
         self.workers: list[Worker] = []
         self.consumers: list[Program] = []
+        #: The group of the queues if they share one.
+        self.group = ""
         #: The history so far.
         self.events: list[Event] = []
         #: Deliveries, and first deliveries of messages.
@@ -138,6 +140,14 @@ class Stage:
         ordered = {name: settings[name] for name in SETTINGS} | {"ordering": "key"}
         self.define_all(text, {QUEUE: settings, ORDERED: ordered})
 
+    def define_group(self, group: str, lines: Mapping[str, str], **settings: Any) -> None:
+        """Define queues of one group instead of the two, like :meth:`define`, by the lines of each."""
+        self.group, self.queues = group, tuple(lines)
+        settings = SETTINGS | {"group": group} | settings
+        both = f'group = "{group}"\nlease = {LEASE_SECONDS}\nmax_attempts = {settings["max_attempts"]}\n{QUICK_BACKOFF}'
+        text = "".join([f"[queues.{queue}]\n{both}{own}" for queue, own in lines.items()])
+        self.define_all(text, dict.fromkeys(lines, settings))
+
     def define_all(self, text: str, settings: dict[str, Any]) -> None:
         """Write queues.toml, and tell the checker the queues' settings."""
         self._queues_file.write_text(text)
@@ -172,8 +182,8 @@ class Stage:
 
     async def consumer(self, *options: str, ready: bool = True, **environment: str) -> Program:
         """Start a consumer of all queues; return when it has joined their groups or killed itself, or at once."""
-        name = self._name("consumer")
-        command = recorded(name, self.folder, "lab.consumer", [",".join(self.queues), *options])
+        name, group = self._name("consumer"), [f"--group={self.group}"] if self.group else []
+        command = recorded(name, self.folder, "lab.consumer", [",".join(self.queues), *group, *options])
         settings = {**self.environment, **environment}
         consumer = Program(name, command, settings, self.folder / f"{name}.log", temporary=[self.folder])
         self.consumers.append(consumer.start())
@@ -410,17 +420,18 @@ class Stage:
             await self.until(drained, "each message has come to its end", limit)
 
     async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
-        """Return whether each queue's group has committed past the newest message of the queue."""
-        committed: dict[tuple[str, int], int] = {}
-        for queue in self.queues:
-            offsets = await admin.list_consumer_group_offsets(self.settings.names.group(queue))
-            committed |= {(queue, tp.partition): at.offset for tp, at in offsets.items()}
+        """Return whether each group has committed past the newest message of each partition."""
+        names, committed = self.settings.names, dict[tuple[str, int], int]()
+        groups = [names.named_group(self.group)] if self.group else [names.group(queue) for queue in self.queues]
+        for group in groups:
+            offsets = await admin.list_consumer_group_offsets(group)
+            committed |= {(group, tp.partition): at.offset for tp, at in offsets.items()}
         async for record in messages.to_end():
             self._newest_messages[record.partition] = record.offset
         return all(
-            committed.get((queue, partition), 0) > offset
+            committed.get((group, partition), 0) > offset
             for partition, offset in self._newest_messages.items()
-            for queue in self.queues
+            for group in groups
         )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import shutil
 import time
@@ -29,7 +30,7 @@ from lab.faults.conditions import (
     movable_broker,
     with_small_disk,
 )
-from lab.faults.flow_control import exceeded, turns_of_others
+from lab.faults.flow_control import exceeded, passed_by, turns_of_others
 from lab.faults.scenario import Scenario, Step, begin
 from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
@@ -796,12 +797,52 @@ def fair(name: str, *options: str) -> Scenario:
     return Scenario(name, faults, set_up, holds=turns_are_taken, some=FEWER)
 
 
+#: Queues of a group with their priorities; one message in so many is sent to the lower queue, which is more than its
+#: share of turns; and how many of the urgent queue may begin before one of it.
+URGENT, LOWER = "urgent", "lower"
+PRIORITIES = {URGENT: 9, LOWER: 1}
+LOWER_SHARE, MOST_AHEAD = 5, 100
+
+
+async def levels_send(stage: Stage, count: int | None = None, rate: float = math.inf) -> None:
+    """Send this many messages to both queues, or without end."""
+    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        for _ in itertools.count() if count is None else range(count // STEP):
+            queues = [LOWER if number % LOWER_SHARE == 0 else URGENT for number in range(STEP)]
+            await asyncio.gather(*[stage.send_one(producer, queue) for queue in queues])
+            await asyncio.sleep(STEP / rate)
+
+
+def prioritised(name: str, *options: str) -> Scenario:
+    """Return a row in which consumers of a group are killed and join while both of its queues have messages waiting."""
+    options = ("--at-once=4", "--work=0.05", "--manner=patient", *options)
+
+    async def set_up(stage: Stage, _: Any) -> None:
+        lines = {queue: f"priority = {priority}\n" for queue, priority in PRIORITIES.items()}
+        stage.define_group("levels", lines, by_key=True)
+        await stage.worker()
+        await levels_send(stage, FLOOD)
+        stage.load_with(levels_send(stage, rate=LIMITED_RATE))
+        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
+        await stage.delivered_more(FEWER)
+
+    async def lower_goes_on(stage: Stage, _: Any) -> None:
+        runs = passed_by(stage.events, URGENT, LOWER)
+        require(sum(runs) > FLOOD // 4, f"only {sum(runs)} urgent messages began while lower ones waited")
+        require(max(runs) <= MOST_AHEAD, f"a process began {max(runs)} urgent messages while lower ones waited")
+
+    joins = consumer(*options)
+    faults = [end("consumers", 0), joins, FIRST_CONSUMER_STOPPED, joins, WORKER_KILLED]
+    return Scenario(name, faults, set_up, holds=lower_goes_on, some=FEWER)
+
+
 CONCURRENCY = "limits = { concurrency = 8, per_key = { concurrency = 2 } }\n"
 RATES = 'limits = { rate = "40/s", per_key = { rate = "12/s" } }\n'
 LIMITS = [
     limited("limits-of-concurrency-hold", CONCURRENCY, "--manner=slow"),
     limited("limits-of-rate-hold", RATES),
     fair("fair-queue-killed"),
+    prioritised("lower-priority-goes-on"),
 ]
 
 SCENARIOS = [*CONSUMERS, *WORKERS, *BROKERS, *NETWORKS, *CLOCKS, *DELAYS, *LIMITS]
