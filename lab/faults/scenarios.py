@@ -36,13 +36,14 @@ from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
 from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, STEP, Stage
 from marq.dead_letters.dead_letters import DeadLetters
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.connection import admin_client
 from marq.settings.limits import Limits
 from marq_worker.broker import EmbeddedBroker
 
 #: The option of a program of the next version.
 NEWER = "--install=lab.variants:newer"
+#: Options of a consumer: how it acquires messages, and the outcomes of messages, some of which fail at every attempt.
+TRANSACTIONAL, UNLUCKY, HOPELESS = "--transactional", "--manner=unlucky", "--manner=hopeless"
 #: Deliveries before, between and after faults of slow scenarios; SOME in all others.
 FEWER, FEW = 150, 60
 
@@ -86,9 +87,14 @@ def owned(stage: Stage, _: Any) -> Any:
     return stage.owned()
 
 
+def doomed(point: str, after: int = 1) -> tuple[str, str]:
+    """Return the options of a program that kills itself when it passes a point for the n-th time."""
+    return f"--die-at={point}", f"--die-after={after}"
+
+
 def dies_at(point: str, after: int, *options: str) -> Step:
     async def fault(stage: Stage, _: Any) -> None:
-        await stage.dead(await stage.consumer(*options, f"--die-at={point}", f"--die-after={after}"))
+        await stage.dead(await stage.consumer(*options, *doomed(point, after)))
 
     return fault
 
@@ -121,12 +127,9 @@ IN_ORDER = [
 FEW_ATTEMPTS = {"max_attempts": 3}
 
 
-def killed_at(
-    name: str, points: Sequence[str], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
-) -> Scenario:
+def killed_at(name: str, points: Sequence[str], *options: str, after: int = 3, quick: bool = False) -> Scenario:
     """Return a row in which a consumer dies at each of these points, while another one continues."""
-    options = (f"--start={start}", f"--manner={manner}")
-    define = FEW_ATTEMPTS if manner == "unlucky" else None
+    define = FEW_ATTEMPTS if UNLUCKY in options else None
     faults = [dies_at(point, after, *options) for point in points]
     return Scenario(name, faults, begin(consumers=[options], some=0, define=define), quick=quick)
 
@@ -179,8 +182,8 @@ CONSUMERS = [
     killed_at("consumer-killed-at-each-point", POINTS, quick=True),
     killed_at("transactional-consumer-killed", POINTS, TRANSACTIONAL),
     killed_at("ordered-consumer-killed-while-resuming", RESUMING, after=1),
-    killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, manner="unlucky"),
-    killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, 1, "unlucky"),
+    killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, UNLUCKY),
+    killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, UNLUCKY, after=1),
     Scenario("consumers-join-and-leave", [consumers_join_and_leave], begin(consumers=[["--manner=slow"]], some=0)),
     Scenario("all-consumers-killed", [then(*[end("consumers", -1)] * 2, consumer(), consumer())] * 3),
     Scenario("consumer-paused-past-the-lease", [end("consumers", -1, Stage.pause, LEASE_SECONDS + 1)], quick=True),
@@ -242,6 +245,8 @@ async def halted(stage: Stage, _: Any) -> None:
     await stage.until(stopped, "a worker has stopped a partition")
 
 
+#: A worker dies in the transaction of a firing, after its redeliveries were written.
+IN_TRANSACTION = doomed("in-transaction", 20)
 FIRST_WORKER_STOPPED, FIRST_CONSUMER_STOPPED = end("workers", 0, Stage.stop), end("consumers", 0, Stage.stop)
 WORKERS = [
     Scenario("worker-killed", [WORKER_KILLED] * 2, quick=True),
@@ -253,8 +258,8 @@ WORKERS = [
     ),
     Scenario(
         "worker-killed-in-the-transaction",
-        [next_worker("--die-in-transaction=20"), next_worker("--die-in-transaction=20"), next_worker()],
-        begin(["--die-in-transaction=20"], [()], some=0),
+        [next_worker(*IN_TRANSACTION), next_worker(*IN_TRANSACTION), next_worker()],
+        begin(IN_TRANSACTION, [()], some=0),
         quick=True,
     ),
     Scenario(
@@ -262,10 +267,10 @@ WORKERS = [
         # The partitions of another consumer move, so they are resumed again. The first worker fixes those of the keys:
         # before that, senders wait for a worker.
         [
-            then(end("workers", -1), worker("--die-in-answer=1", again=True), consumer()),
+            then(end("workers", -1), worker(*doomed("in-answer"), again=True), consumer()),
             *[
                 then(next_worker(*options), consumer())
-                for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+                for options in (doomed("after-answer"), doomed("in-answer", 3), doomed("after-answer", 3), ())
             ],
         ],
         begin(consumers=[()]),
@@ -308,8 +313,6 @@ WORKERS = [
 TOO_FEW_SECONDS = 10.0
 CLUSTER_SECONDS = 120.0
 KILLS = 4
-#: The firing in whose transaction a worker dies, after its redeliveries were written.
-FIRING = 20
 FULL_SECONDS = 10.0
 
 
@@ -362,9 +365,8 @@ async def too_few(stage: Stage, cluster: BrokerCluster) -> None:
         await stage.delivered_more(limit=CLUSTER_SECONDS)
 
 
-def everything_killed(start: str) -> Step:
+def everything_killed(*options: str) -> Step:
     """Kill a worker in a transaction, and all other processes right after that."""
-    options = ("--manner=hopeless", f"--start={start}")
 
     async def fault(stage: Stage, _: Any) -> None:
         stage.define(**FEW_ATTEMPTS)
@@ -372,7 +374,7 @@ def everything_killed(start: str) -> Step:
         await stage.worker(data=data[1])
         stage.load()
         for _ in range(KILLS):
-            victim = await stage.worker(f"--die-in-transaction={FIRING}", data=data[0], ready=False)
+            victim = await stage.worker(*IN_TRANSACTION, data=data[0], ready=False)
             await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
             await stage.dead(victim)
             await asyncio.gather(*[stage.kill(program) for program in stage.everybody if program.running])
@@ -417,9 +419,12 @@ BROKERS = [
         REPLICATED,
         partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
     ),
-    Scenario("everything-killed", [everything_killed(MARKED)], None),
+    Scenario("everything-killed", [everything_killed(HOPELESS)], None),
     Scenario(
-        "transactional-everything-killed", [everything_killed(TRANSACTIONAL)], None, holds=no_message_is_dead_twice
+        "transactional-everything-killed",
+        [everything_killed(HOPELESS, TRANSACTIONAL)],
+        None,
+        holds=no_message_is_dead_twice,
     ),
     Scenario(
         "worker-disk-full",
@@ -728,8 +733,8 @@ DELAYS = [
     Scenario(
         "at-most-once-worker-killed",
         # The redeliveries are of messages that no handler has seen.
-        [then(SPENT, next_worker("--die-in-transaction=1")), then(SPENT, next_worker())],
-        begin(["--die-in-transaction=1"], [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
+        [then(SPENT, next_worker(*doomed("in-transaction"))), then(SPENT, next_worker())],
+        begin(doomed("in-transaction"), [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
         some=FEW,
     ),
 ]
