@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 import time
 import uuid
 from bisect import bisect_right
@@ -32,8 +31,6 @@ PARTITIONS = 2
 #: Every third message goes to the ordered queue, every seventh without a key. These numbers and the consumers' KINDS
 #: have no common factors, so each key gets messages with each outcome.
 ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
-#: Environment variable with the seed of random scenarios.
-SEED_VARIABLE = "MARQ_FAULTS_SEED"
 #: High enough that faults alone cause no dead letters.
 MAX_ATTEMPTS = 100
 SETTINGS: dict[str, Any] = {
@@ -60,7 +57,8 @@ class Stage:
 
     Consumers read two queues unless ``queues`` names others, and one of the two is ordered by key. ``partitions`` is
     the number of markers partitions. ``environment`` has variables of all programs (default: both topics have
-    PARTITIONS).
+    PARTITIONS). ``place`` is what the steps of a scenario act on besides programs: a broker, a cluster, or proxies.
+    ``seed`` is that of steps that act at random.
     """
 
     def __init__(
@@ -72,10 +70,13 @@ class Stage:
         prefix: str = "",
         partitions: int = PARTITIONS,
         environment: Mapping[str, str] | None = None,
+        place: Any = None,
+        seed: int = 1,
     ) -> None:
         prefix = prefix or f"f{uuid.uuid4().hex[:10]}"
         self.settings = ClientSettings.read(servers, {"prefix": prefix}, owner="faults")
         self.servers, self.prefix, self.folder, self.queues = servers, prefix, folder, queues
+        self.place, self.seed = place, seed
         self.workers: list[Worker] = []
         self.consumers: list[Program] = []
         #: The group of the queues if they share one.
@@ -85,8 +86,6 @@ class Stage:
         #: Deliveries, and first deliveries of messages.
         self.delivered = self.received = 0
         self.ready: set[str] = set()
-        #: Seed of scenarios that act at random.
-        self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
         self._load: asyncio.Task[None] | None = None
@@ -387,14 +386,14 @@ class Stage:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, readable: Callable[[bytes], bytes] = bytes, limit: float = DRAIN_SECONDS) -> None:
+    async def finish(self, limit: float = DRAIN_SECONDS) -> None:
         """End the load, wait until each message has ended, stop the consumers, and read the topics."""
         await self.end_load()
         await self.drain(limit)
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable)
+        self.events += await read_logs(self.settings)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""

@@ -20,7 +20,6 @@ from pathlib import Path
 from lab.faults.scenario import Scenario, ScenarioResult, play
 from lab.faults.scenarios import SCENARIOS
 from lab.report import between, placed
-from lab.stage import SEED_VARIABLE
 from marq_worker.broker import EmbeddedBroker, java
 
 #: The page with a table of all scenarios, whose first two columns are written by hand.
@@ -41,12 +40,12 @@ def chosen(only: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
 
 
-async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[ScenarioResult]:
+async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False, seed: int = 1) -> list[ScenarioResult]:
     results = []
     os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
     with EmbeddedBroker() as shared:
         for scenario in scenarios:
-            result = await play(scenario, shared, audit=audit)
+            result = await play(scenario, shared, audit=audit, seed=seed)
             print("\n".join([result.line(), *[f"    {line}" for line in result.wrong]]), flush=True)
             results.append(result)
     return results
@@ -110,11 +109,10 @@ def main() -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ[SEED_VARIABLE] = str(options.seed)
     # The outages are intended.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
-    results = asyncio.run(play_all(scenarios, audit=options.audit))
+    results = asyncio.run(play_all(scenarios, audit=options.audit, seed=options.seed))
     if options.write:
         write_table(results, whole=len(scenarios) == len(SCENARIOS))
     totals = summary(results, time.monotonic() - began_s)

@@ -50,10 +50,10 @@ class Soak:
         self.samples: list[dict[str, float]] = []
         self.faults = 0
 
-    async def play(self, stage: Stage, broker: EmbeddedBroker) -> None:
+    async def play(self, stage: Stage) -> None:
         """Act in the middle of each minute."""
         began_s = time.monotonic()
-        sampling = asyncio.create_task(self._sample(stage, broker))
+        sampling = asyncio.create_task(self._sample(stage))
         until_s = began_s + self._minutes * 60
         try:
             while (left_s := until_s - time.monotonic()) > SECONDS_BETWEEN_FAULTS / 2:
@@ -61,13 +61,13 @@ class Soak:
                 name, self.faults = self._chance.choice(FAULTS), self.faults + 1
                 print(f"{time.monotonic() - began_s:6.0f} s  {name}", flush=True)
                 next_s = time.monotonic() + SECONDS_BETWEEN_FAULTS / 2
-                await self._act(name, stage, broker)
+                await self._act(name, stage)
                 await stage.play(max(0, next_s - time.monotonic()))
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
 
-    async def _act(self, fault: str, stage: Stage, broker: EmbeddedBroker) -> None:
+    async def _act(self, fault: str, stage: Stage) -> None:
         uniform = self._chance.uniform
         worker = self._chance.choice([program for program in stage.workers if program.running])
         consumer = self._chance.choice([program for program in stage.consumers if program.running])
@@ -83,16 +83,16 @@ class Soak:
             case "worker paused":
                 await stage.pause(worker, uniform(1, 2 * SESSION_SECONDS))
             case "broker killed":
-                await down()(stage, broker)
+                await down()(stage)
             case "broker paused":
                 with stage.fault("cut", EVERYBODY):
-                    broker.pause()
+                    stage.place.pause()
                     await stage.play(uniform(1, 10))
-                    broker.resume()
+                    stage.place.resume()
                     await stage.owned()
         await stage.owned()
 
-    async def _sample(self, stage: Stage, broker: EmbeddedBroker) -> None:
+    async def _sample(self, stage: Stage) -> None:
         while True:
             workers = [program.pid for program in stage.workers if program.running]
             consumers = [program.pid for program in stage.consumers if program.running]
@@ -101,7 +101,7 @@ class Soak:
                 {
                     "worker_mib": max(map(_mib, workers), default=0.0),
                     "consumer_mib": max(map(_mib, consumers), default=0.0),
-                    "broker_mib": _mib(broker.pid) if broker.pid is not None else 0.0,
+                    "broker_mib": _mib(stage.place.pid) if stage.place.pid is not None else 0.0,
                     "files": max(map(open_files, [*workers, *consumers]), default=0),
                     "open": sum(part["unfinished"] for part in partitions),
                     "backlog": stage.accepted - stage.received,

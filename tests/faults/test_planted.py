@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
@@ -65,8 +64,8 @@ async def test_a_consumer_that_stalls_a_lower_priority_is_found_out(broker: Embe
     assert "urgent messages while lower ones waited" in result.wrong[0]
 
 
-async def careless(stage: Stage, here: Any) -> None:
-    await dies_at("in-handler", 30, f"{PLANTED}:careless")(stage, here)
+async def careless(stage: Stage) -> None:
+    await dies_at("in-handler", 30, f"{PLANTED}:careless")(stage)
     await stage.consumer()
 
 
