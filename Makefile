@@ -92,7 +92,7 @@ faults: setup ## kill, pause and cut off real processes under load: make faults 
 	@$(RUN) -m lab.faults $(if $(ONLY),--only "$(ONLY)",--write)
 
 soak: setup ## run a steady load with a fault each minute: make soak MINUTES=20
-	@$(RUN) -m lab.faults.soak --minutes $(MINUTES)
+	@$(RUN) -m lab.faults --soak $(MINUTES)
 
 recovery: setup ## measure how soon a worker with open leases redelivers again: make recovery LEASES=1000000
 	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m lab.bench
