@@ -106,8 +106,8 @@ ids: setup ## measure memory and restart with many deduplication ids: make ids I
 celery: setup ## run Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
 	@TASKS=$(or $(TASKS),100000) $(RUN) -m pytest -q -rP tests/sqs/test_celery.py
 
-scale: setup ## run the pipeline on a history with known results: make scale MESSAGES="1000000 10000000"
-	@$(RUN) -m lab.bench.pipeline --messages $(or $(MESSAGES),1000000)
+scale: setup ## run the pipeline on a history with known results: make scale MESSAGES=10000000
+	@ONLY=pipeline RUNS=1 MESSAGES=$(or $(MESSAGES),1000000) $(RUN) -m lab.bench
 
 pipeline: setup ## run a job on Spark: make pipeline JOB="ingest --follow"; without JOB, list the jobs
 	@$(RUN) -m pipeline $(JOB)
