@@ -77,7 +77,7 @@ from lab.proof.decisions import (
 )
 from lab.proof.evidence import ACK, BITS, CLOCKS, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
 from lab.proof.findings import Report
-from lab.proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Key
+from lab.proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, Key
 from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from lab.proof.messages import judge_answers, judge_copies, judge_duplicate, judge_ids, judge_sends
@@ -235,7 +235,7 @@ class _Verdict:
     def _judge_fact(self, trail: Trail, fact: TrackerFact) -> None:
         evidence, report = self._evidence, self._report
         expired = fact.cause == MESSAGE_EXPIRED
-        report.redelivered += fact.kind == REDELIVERED
+        report.redelivered += trail.redelivery is not None
         report.message_expired += expired
         report.cancelled += fact.kind == CANCELLED and not expired
         report.abandoned += fact.kind == ABANDONED
@@ -289,13 +289,16 @@ class _Verdict:
             attempts = [trail.attempt, *[fact.attempt for fact in dead if trail.queue in self._evidence.ordered]]
             if event["id"] != trail.id or event["attempt"] != attempts[-1]:
                 self._find("fidelity", f"{trail}: dead letter {event['id']} {event['attempt']}", trail.events)
-        self._report.dead += bool(dead)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _judge_message(self, message: Key, trails: list[Trail]) -> None:
         report = self._report
-        report.acked += any(trail.acked_at is not None for trail in trails)
+        acked = any(trail.acked_at is not None for trail in trails)
+        dead = any(fact.kind == DEAD_LETTERED for trail in trails for fact in trail.facts[:1])
+        report.acked += acked
+        report.dead += dead
+        report.acked_and_dead += acked and dead
         if any(trail.ended for trail in trails):
             self._done.add(message)
         root = self._evidence.trails.get(message)

@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, FACTS, Fold, Key, Settings, Standing
+from lab.proof.fold import DEFAULT_LIMIT, FACTS, REDELIVERED, Fold, Key, Settings, Standing
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
@@ -227,6 +227,14 @@ class Trail:
         for offset, standing in reversed(self.changes):
             if offset <= applied:
                 return standing
+        return None
+
+    @property
+    def redelivery(self) -> TrackerFact | None:
+        """The fact of its redelivery, unless an ack that the tracker had not read yet ended it before."""
+        for fact in self.facts[:1]:
+            if fact.kind == REDELIVERED and (self.acked_at is None or self.acked_at > fact.offset):
+                return fact
         return None
 
     @property
