@@ -78,9 +78,6 @@ broker: packages ## run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 12
 bench: setup ## run the benchmarks, or compare rows with a commit: make bench ONLY=drain COMPARE=main
 	@$(RUN) -m lab.bench
 
-trace: packages ## count the files that one message visits, from send to acknowledgement
-	@$(RUN) -m lab.trace
-
 simulate: packages ## run the seeded simulation: make simulate SEEDS=10000 START=0
 	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
 
@@ -92,7 +89,7 @@ faults: setup ## kill, pause and cut off real processes under load: make faults 
 	@$(RUN) -m lab.faults $(if $(ONLY),--only "$(ONLY)",--write)
 
 soak: setup ## run a steady load with a fault each minute: make soak MINUTES=20
-	@$(RUN) -m lab.faults.soak --minutes $(MINUTES)
+	@$(RUN) -m lab.faults --soak $(MINUTES)
 
 recovery: setup ## measure how soon a worker with open leases redelivers again: make recovery LEASES=1000000
 	@ONLY=recovery RUNS=1 MESSAGES=$(LEASES) $(RUN) -m lab.bench
@@ -106,8 +103,8 @@ ids: setup ## measure memory and restart with many deduplication ids: make ids I
 celery: setup ## run Celery on the SQS endpoint while its processes are killed: make celery TASKS=100000
 	@TASKS=$(or $(TASKS),100000) $(RUN) -m pytest -q -rP tests/sqs/test_celery.py
 
-scale: setup ## run the pipeline on a history with known results: make scale MESSAGES="1000000 10000000"
-	@$(RUN) -m lab.bench.pipeline --messages $(or $(MESSAGES),1000000)
+scale: setup ## run the pipeline on a history with known results: make scale MESSAGES=10000000
+	@ONLY=pipeline RUNS=1 MESSAGES=$(or $(MESSAGES),1000000) $(RUN) -m lab.bench
 
 pipeline: setup ## run a job on Spark: make pipeline JOB="ingest --follow"; without JOB, list the jobs
 	@$(RUN) -m pipeline $(JOB)

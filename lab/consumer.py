@@ -7,7 +7,6 @@ some fail, some are forgotten. The consumer can kill itself with -9 at each step
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import signal
@@ -19,13 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import marq
-from lab import variants
 from lab.cpu_waits import recorded_stalls
 from lab.proof import history
-from lab.recorder import Recorder, around
+from lab.recorder import Recorder, around, install, options_parser
 from marq.client import message_token
 from marq.consumer.receiver import Receiver
-from marq.kafka.acquire_strategies import MARKED, STARTS, TRANSACTIONAL
 from marq.kafka.group_reader import GroupReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
 from marq.kafka.transactions import MarkerTransactions
@@ -292,19 +289,13 @@ async def handle(message: marq.Message) -> None:
 
 
 async def consume(
-    queues: Sequence[str],
-    options: dict[str, Any],
-    handler: NumberedHandler,
-    recorder: Recorder,
-    at_once: int = MAX_RUNNING,
+    consumers: Sequence[marq.Consumer], lease_s: float, handler: NumberedHandler, recorder: Recorder, at_once: int
 ) -> None:
-    """Handle the messages of each queue until SIGTERM."""
+    """Handle the messages of each consumer until SIGTERM; ``lease_s`` is the shortest lease of its messages."""
     stopping = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stopping.set)
     async with AsyncExitStack() as opened:
-        lease_s = options["lease"] or LEASE_SECONDS
         await opened.enter_async_context(recorded_stalls(recorder.process, recorder.add, lease_s))
-        consumers = [marq.Consumer(queue, **options) for queue in queues]
         await asyncio.gather(*map(opened.enter_async_context, consumers))
         recorder.add("info", "ready")
         await asyncio.gather(*[handle_all(consumer, handler, stopping, at_once) for consumer in consumers])
@@ -329,30 +320,26 @@ async def handle_all(consumer: marq.Consumer, handler: NumberedHandler, stopping
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.consumer", description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("history", type=Path)
+    parser = options_parser("python -m lab.consumer", __doc__)
     parser.add_argument("queues", metavar="QUEUE,...")
-    parser.add_argument("--die-at", metavar="POINT", help="in-handler, before-ack, after-commit, ...")
-    parser.add_argument("--die-after", type=int, default=1, metavar="N")
     parser.add_argument("--work", type=float, default=WORK_SECONDS, metavar="SECONDS")
-    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a queue in handlers at a time")
+    parser.add_argument("--group", help="read these queues by one consumer of this group, not by one for each")
+    parser.add_argument("--at-once", type=int, default=MAX_RUNNING, help="messages of a consumer in handlers at a time")
     parser.add_argument("--lease", type=float, metavar="SECONDS")
     parser.add_argument("--max-lease", type=float, metavar="SECONDS")
     parser.add_argument("--instance-id", help="as in marq.Consumer")
-    parser.add_argument("--start", choices=STARTS, default=MARKED, help="as in marq.Consumer")
+    parser.add_argument("--transactional", action="store_true", help="as in marq.Consumer")
     parser.add_argument("--manner", choices=MANNERS, default="mixed", help="outcomes of messages")
-    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
     options = parser.parse_args()
     recorder = Recorder(options.name, options.history, options.die_at, options.die_after)
     queues = options.queues.split(",")
     WatchedConsumer(recorder).install()
-    if options.install:
-        variants.install(options.install)
+    install(options.install)
     handler = NumberedHandler(recorder, options.work, options.manner, len(queues))
-    settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id")}
-    settings["transactional"] = options.start == TRANSACTIONAL
-    asyncio.run(consume(queues, settings, handler, recorder, options.at_once))
+    settings = {name: getattr(options, name) for name in ("lease", "max_lease", "instance_id", "transactional")}
+    names = [{"group": options.group}] if options.group else [{"queue": queue} for queue in queues]
+    consumers = [marq.Consumer(**name, **settings) for name in names]
+    asyncio.run(consume(consumers, options.lease or LEASE_SECONDS, handler, recorder, options.at_once))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import json
 import os
 import signal
@@ -27,17 +29,40 @@ class Recorder:
         event = {"process": self.process, "type": type_, "op": op, "at_ms": time.monotonic() * 1000, **fields}
         os.write(self._file, json.dumps(event, separators=(",", ":")).encode() + b"\n")
 
-    def at(self, *points: str | None) -> None:
-        """Die if this is the point, and the time."""
-        if self._die_at is not None and self._die_at in points:
-            self._passes_left -= 1
-            if self._passes_left <= 0:
-                self.die()
+    def reaches(self, *points: str) -> bool:
+        """Pass these points; return whether the process must die there now."""
+        if self._die_at not in points:
+            return False
+        self._passes_left -= 1
+        return self._passes_left <= 0
+
+    def at(self, *points: str) -> None:
+        """Pass these points, and die if it must."""
+        if self.reaches(*points):
+            self.die()
 
     def die(self) -> None:
         """Record a kill and send kill -9 to this process."""
         self.add("info", "kill", target=self.process)
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def options_parser(prog: str, about: str | None) -> argparse.ArgumentParser:
+    """Return a parser of the options of a program that writes its history."""
+    parser = argparse.ArgumentParser(prog=prog, description=about)
+    parser.add_argument("name")
+    parser.add_argument("history", type=Path)
+    parser.add_argument("--die-at", metavar="POINT", help="in-handler, before-ack, in-transaction, ...")
+    parser.add_argument("--die-after", type=int, default=1, metavar="N", help="passes of that point (default: 1)")
+    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
+    return parser
+
+
+def install(name: str | None) -> None:
+    """Call the function ``MODULE:FUNCTION``, if any, which changes Marq in this process."""
+    if name:
+        module, _, function = name.partition(":")
+        getattr(importlib.import_module(module), function)()
 
 
 def around(owner: type, name: str, watched: Callable[..., Any]) -> None:

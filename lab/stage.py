@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import math
-import os
 import time
 import uuid
 from bisect import bisect_right
@@ -32,8 +31,6 @@ PARTITIONS = 2
 #: Every third message goes to the ordered queue, every seventh without a key. These numbers and the consumers' KINDS
 #: have no common factors, so each key gets messages with each outcome.
 ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
-#: Environment variable with the seed of random scenarios.
-SEED_VARIABLE = "MARQ_FAULTS_SEED"
 #: High enough that faults alone cause no dead letters.
 MAX_ATTEMPTS = 100
 SETTINGS: dict[str, Any] = {
@@ -60,7 +57,8 @@ class Stage:
 
     Consumers read two queues unless ``queues`` names others, and one of the two is ordered by key. ``partitions`` is
     the number of markers partitions. ``environment`` has variables of all programs (default: both topics have
-    PARTITIONS).
+    PARTITIONS). ``place`` is what the steps of a scenario act on besides programs: a broker, a cluster, or proxies.
+    ``seed`` is that of steps that act at random.
     """
 
     def __init__(
@@ -72,19 +70,22 @@ class Stage:
         prefix: str = "",
         partitions: int = PARTITIONS,
         environment: Mapping[str, str] | None = None,
+        place: Any = None,
+        seed: int = 1,
     ) -> None:
         prefix = prefix or f"f{uuid.uuid4().hex[:10]}"
         self.settings = ClientSettings.read(servers, {"prefix": prefix}, owner="faults")
         self.servers, self.prefix, self.folder, self.queues = servers, prefix, folder, queues
+        self.place, self.seed = place, seed
         self.workers: list[Worker] = []
         self.consumers: list[Program] = []
+        #: The group of the queues if they share one.
+        self.group = ""
         #: The history so far.
         self.events: list[Event] = []
         #: Deliveries, and first deliveries of messages.
         self.delivered = self.received = 0
         self.ready: set[str] = set()
-        #: Seed of scenarios that act at random.
-        self.seed = int(os.environ.get(SEED_VARIABLE, "1"))
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
         self._load: asyncio.Task[None] | None = None
@@ -138,6 +139,14 @@ class Stage:
         ordered = {name: settings[name] for name in SETTINGS} | {"ordering": "key"}
         self.define_all(text, {QUEUE: settings, ORDERED: ordered})
 
+    def define_group(self, group: str, lines: Mapping[str, str], **settings: Any) -> None:
+        """Define queues of one group instead of the two, like :meth:`define`, by the lines of each."""
+        self.group, self.queues = group, tuple(lines)
+        settings = SETTINGS | {"group": group} | settings
+        both = f'group = "{group}"\nlease = {LEASE_SECONDS}\nmax_attempts = {settings["max_attempts"]}\n{QUICK_BACKOFF}'
+        text = "".join([f"[queues.{queue}]\n{both}{own}" for queue, own in lines.items()])
+        self.define_all(text, dict.fromkeys(lines, settings))
+
     def define_all(self, text: str, settings: dict[str, Any]) -> None:
         """Write queues.toml, and tell the checker the queues' settings."""
         self._queues_file.write_text(text)
@@ -172,8 +181,8 @@ class Stage:
 
     async def consumer(self, *options: str, ready: bool = True, **environment: str) -> Program:
         """Start a consumer of all queues; return when it has joined their groups or killed itself, or at once."""
-        name = self._name("consumer")
-        command = recorded(name, self.folder, "lab.consumer", [",".join(self.queues), *options])
+        name, group = self._name("consumer"), [f"--group={self.group}"] if self.group else []
+        command = recorded(name, self.folder, "lab.consumer", [",".join(self.queues), *group, *options])
         settings = {**self.environment, **environment}
         consumer = Program(name, command, settings, self.folder / f"{name}.log", temporary=[self.folder])
         self.consumers.append(consumer.start())
@@ -377,14 +386,14 @@ class Stage:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, readable: Callable[[bytes], bytes] = bytes, limit: float = DRAIN_SECONDS) -> None:
+    async def finish(self, limit: float = DRAIN_SECONDS) -> None:
         """End the load, wait until each message has ended, stop the consumers, and read the topics."""
         await self.end_load()
         await self.drain(limit)
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))
-        self.events += await read_logs(self.settings, readable)
+        self.events += await read_logs(self.settings)
 
     async def drain(self, limit: float = DRAIN_SECONDS) -> None:
         """Wait until each message has ended."""
@@ -410,17 +419,18 @@ class Stage:
             await self.until(drained, "each message has come to its end", limit)
 
     async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
-        """Return whether each queue's group has committed past the newest message of the queue."""
-        committed: dict[tuple[str, int], int] = {}
-        for queue in self.queues:
-            offsets = await admin.list_consumer_group_offsets(self.settings.names.group(queue))
-            committed |= {(queue, tp.partition): at.offset for tp, at in offsets.items()}
+        """Return whether each group has committed past the newest message of each partition."""
+        names, committed = self.settings.names, dict[tuple[str, int], int]()
+        groups = [names.named_group(self.group)] if self.group else [names.group(queue) for queue in self.queues]
+        for group in groups:
+            offsets = await admin.list_consumer_group_offsets(group)
+            committed |= {(group, tp.partition): at.offset for tp, at in offsets.items()}
         async for record in messages.to_end():
             self._newest_messages[record.partition] = record.offset
         return all(
-            committed.get((queue, partition), 0) > offset
+            committed.get((group, partition), 0) > offset
             for partition, offset in self._newest_messages.items()
-            for queue in self.queues
+            for group in groups
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -12,6 +12,7 @@ from aiokafka.errors import KafkaError
 from lab.program import RunError
 from lab.proof import history
 from lab.proof.history import Event
+from lab.variants import readable
 from marq.kafka.connection import admin_client, client_options, stop_consumer
 from marq.settings.client import ClientSettings
 from marq.wire.dead_letter_notes import is_note
@@ -85,8 +86,8 @@ class TopicScan:
                     yield record
 
 
-async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes] = bytes) -> list[Event]:
-    """Return the events in the topics of a namespace; ``readable`` converts a marker's bytes before decoding."""
+async def read_logs(settings: ClientSettings) -> list[Event]:
+    """Return the events in the topics of a namespace."""
     names = settings.names
     events: list[Event] = []
     for topic, op in ((names.messages, "record"), (names.dead_letters, "dead")):
@@ -101,7 +102,7 @@ async def read_logs(settings: ClientSettings, readable: Callable[[bytes], bytes]
             fields = (record.offset, record.timestamp, queue, record.key, record.value, record.headers)
             events.append(history.record(log, *fields, committed=whole, op=op))
     async for record in _records(settings, names.markers):
-        batch = _decoded(readable(record.value))
+        batch = _decoded(record.value)
         events.append(history.marker(_log(record), record.offset, record.timestamp, batch, record.value))
     async for record in _records(settings, names.quarantine):
         origin = dict(record.headers)[ORIGIN_HEADER].decode()
@@ -122,7 +123,7 @@ def _log(record: Any) -> str:
 
 def _decoded(value: bytes) -> Batch | None:
     try:
-        return decode(value)
+        return decode(readable(value))
     except CorruptMarker:
         return None
 

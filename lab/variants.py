@@ -1,20 +1,12 @@
-"""Changed versions of Marq for whole processes: programs of the lab install them with ``--install MODULE:FUNCTION``."""
+"""A changed version of Marq for whole processes, which programs of the lab install with ``--install``."""
 
 from __future__ import annotations
-
-import importlib
 
 from marq.wire import marker_codec
 from marq.wire.markers import Batch
 
 #: A marker version that this Marq does not know: version 1 under another number.
 NEWER = 2
-
-
-def install(name: str) -> None:
-    """Call the function ``MODULE:FUNCTION``, which changes Marq in this process."""
-    module, _, function = name.partition(":")
-    getattr(importlib.import_module(module), function)()
 
 
 def newer() -> None:

@@ -1,23 +1,19 @@
-"""A worker that writes its history: ``python -m lab.worker NAME HISTORY [--die-... N]``, then as Faust.
+"""A worker that writes its history: ``python -m lab.worker NAME HISTORY [--die-at POINT]``, then as Faust.
 
 It records when it takes over a markers partition and what it decides before it writes. It can kill itself with -9 after
-the broker has the copies and facts of its n-th firing, and before their transaction is committed. The same before and
-after it commits its n-th answer to a RESUME.
+the broker has the copies and facts of its n-th firing, and before their transaction is committed (``in-transaction``).
+The same before and after it commits its n-th answer to a RESUME (``in-answer``, ``after-answer``).
 """
 
 from __future__ import annotations
 
-import argparse
-import itertools
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from faust.cli.faust import cli
 
-from lab import variants
 from lab.proof import history
-from lab.recorder import Recorder, around
+from lab.recorder import Recorder, around, install, options_parser
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.errors import CorruptMarker
@@ -29,12 +25,8 @@ from marq_worker.owner.ownership import Ownership
 class WatchedOwners:
     """Records the actions of the owners of markers partitions."""
 
-    def __init__(self, recorder: Recorder, options: argparse.Namespace) -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._dies_at: int | None = options.die_in_transaction
-        self._dies_in_answer: int | None = options.die_in_answer
-        self._dies_after_answer: int | None = options.die_after_answer
-        self._firings, self._answers = itertools.count(1), itertools.count(1)
         #: Offset of the newest own TICK that each tracker has read back, by holder.
         self._own_ticks: dict[int, int] = {}
 
@@ -55,14 +47,13 @@ class WatchedOwners:
 
     async def _perform(self, perform: Any, owner: Ownership, write: OwnerTransaction) -> None:
         self._note_fires(owner, [fire for fire, _ in write.due])
-        if write.due and next(self._firings) == self._dies_at:
-            self._die_before_commit(owner)
-        answers = [next(self._answers) for batch in write.markers if isinstance(batch, Resumed)]
-        if self._dies_in_answer in answers:
+        answers = sum(isinstance(batch, Resumed) for batch in write.markers)
+        points = ["in-transaction"] * bool(write.due) + ["in-answer"] * answers
+        if any(self._recorder.reaches(point) for point in points):
             self._die_before_commit(owner)
         await perform(owner, write)
-        if self._dies_after_answer in answers:
-            self._recorder.die()
+        for _ in range(answers):
+            self._recorder.at("after-answer")
 
     async def _halt(self, halt: Any, owner: Ownership, alarm: str) -> None:
         self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
@@ -108,17 +99,9 @@ def _log(owner: Ownership) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.worker", description=__doc__)
-    parser.add_argument("name")
-    parser.add_argument("history", type=Path)
-    parser.add_argument("--die-in-transaction", type=int, metavar="N")
-    parser.add_argument("--die-in-answer", type=int, metavar="N")
-    parser.add_argument("--die-after-answer", type=int, metavar="N")
-    parser.add_argument("--install", metavar="MODULE:FUNCTION", help="a function that changes Marq")
-    options = parser.parse_args()
-    WatchedOwners(Recorder(options.name, options.history), options).install()
-    if options.install:
-        variants.install(options.install)
+    options = options_parser("python -m lab.worker", __doc__).parse_args()
+    WatchedOwners(Recorder(options.name, options.history, options.die_at, options.die_after)).install()
+    install(options.install)
     cli(["-A", "app", "worker", "-l", "info"])
 
 

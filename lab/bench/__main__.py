@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from lab.bench.compare import compare
+from lab.bench.pipeline import PIPELINE
 from lab.bench.rows import drain, latency, ordering, queues, restarts, sqs, throughput, tracker
 from lab.bench.suite import BenchRow, Size, UsageError, exit_code, run
 
@@ -41,6 +42,7 @@ ROWS: tuple[BenchRow, ...] = (
     restarts.RECOVERY,
     restarts.DELAYS,
     restarts.DEDUPLICATION,
+    PIPELINE,
 )
 
 

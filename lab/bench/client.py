@@ -61,31 +61,20 @@ def check_numbers(numbers: Sequence[int], count: int) -> None:
         raise SystemExit(f"bench: {count} sent, {len(numbers)} received, {len(different)} different: not a valid run")
 
 
-async def fill(servers: str, prefix: str, count: int, size: int) -> None:
-    """Send numbered messages to QUEUE."""
-    async with marq.Producer(servers, prefix=prefix) as producer:
-        for start in range(0, count, CHUNK):
-            await producer.send_many(QUEUE, values(start, min(start + CHUNK, count), size))
-
-
-async def fill_keys(
-    servers: str, prefix: str, count: int, size: int, keys: int, settings: Mapping[str, Any] | None = None
-) -> None:
-    """Make QUEUE a queue with ordering, or other settings, and send it messages of several ordering keys in turn.
-
-    A worker must be running.
-    """
-    await take_keys(servers, prefix, settings or {"ordering": "key"})
+async def fill(servers: str, prefix: str, count: int, size: int, keys: int = 0) -> None:
+    """Send numbered messages to QUEUE, with this many ordering keys in turn."""
     async with marq.Producer(servers, prefix=prefix) as producer:
         for start in range(0, count, CHUNK):
             messages = values(start, min(start + CHUNK, count), size)
-            await asyncio.gather(
-                *[producer.send(QUEUE, value, ordering_key=str(n % keys)) for n, value in enumerate(messages, start)]
-            )
+            if keys:
+                sends = [producer.send(QUEUE, one, ordering_key=str(n % keys)) for n, one in enumerate(messages, start)]
+                await asyncio.gather(*sends)
+            else:
+                await producer.send_many(QUEUE, messages)
 
 
 async def take_keys(servers: str, prefix: str, settings: Mapping[str, Any]) -> None:
-    """Change QUEUE; return when a worker has fixed its partitions, because messages with keys wait for that."""
+    """Change QUEUE; return when a running worker has fixed its partitions, because messages with keys wait for that."""
     async with marq.Queues(servers, prefix=prefix) as queues, asyncio.timeout(FIXED_SECONDS):
         changed = asyncio.Event()
         queues.listen(changed.set)

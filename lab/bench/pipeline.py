@@ -1,24 +1,23 @@
-"""The data pipeline on many messages: ``python -m lab.bench.pipeline --messages 10000000``.
+"""The data pipeline on many messages: ``make scale MESSAGES=10000000``.
 
 A history with a known truth (:mod:`lab.bench.synthetic_history`) is written to Kafka. Then ``ingest``, ``lifecycle``
 and ``audit`` run as processes. The run ends if their results differ from the truth. Memory is the peak of all processes
-of a job together, with shared pages counted for each. Several sizes in one run show how time grows with size.
+of a job together, with shared pages counted for each. Two sizes show how time grows with size.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
+import math
 import re
-import sys
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from lab.audit import JobsLog
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, exit_code, run
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians
 from lab.bench.synthetic_history import TURN, SyntheticHistory, Truth
 from lab.program import Program, RunError
 from lab.resources import ProcessTree
@@ -37,12 +36,13 @@ _OPTIONS = {"audit": ("--json", "--drained")}
 _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 
 
-def measure(bench: Bench, messages: int) -> Measurements:
-    """Measure the jobs on a history of this size.
+def measure(bench: Bench, share: float = 1.0) -> Measurements:
+    """Measure the jobs on a history with this share of the messages, rounded up to whole turns.
 
     Raise SystemExit if a job failed, or its results differ from the truth.
     """
     prefix, size = bench.prefix(), bench.size
+    messages = math.ceil(size.messages * share / TURN) * TURN
     client, topics = asyncio.run(bench.make_topics(prefix))
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
@@ -105,43 +105,29 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
 
 def bars(medians: Medians) -> list[Bar]:
     """Return the bars of the largest run, and of the growth from the smallest."""
-    smallest, *_, largest = [*medians.values(), *medians.values()]
+    smallest, largest = medians.values()
     markers = largest["markers"]
     judged = markers / (largest["lifecycle_seconds"] + largest["audit_seconds"])
+    growth = _marker_seconds(largest) / _marker_seconds(smallest)
     memory = max(largest[f"{job}_peak_mib"] for job in JOBS) / 1024
-    limits = [
+    return [
         Bar("ingest, at least", markers / largest["ingest_seconds"], INGEST_PER_SECOND, "markers/s", at_least=True),
         Bar("lifecycle and audit together, at least", judged, JUDGED_PER_SECOND, "markers/s", at_least=True),
         Bar("peak memory of a job", memory, MAX_MEMORY_GIB, "GiB"),
+        Bar("time of a marker, largest to smallest run", growth, MAX_GROWTH, "times"),
     ]
-    if len(medians) > 1:
-        growth = _marker_seconds(largest) / _marker_seconds(smallest)
-        limits.append(Bar("time of a marker, largest to smallest run", growth, MAX_GROWTH, "times"))
-    return limits
 
 
 def _marker_seconds(measurements: Mapping[str, float]) -> float:
     return sum(measurements[f"{job}_seconds"] for job in JOBS) / measurements["markers"]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m lab.bench.pipeline", description="Measure the data pipeline.")
-    parser.add_argument("--messages", type=int, nargs="+", default=[1_000_000], help="one run for each number")
-    options = parser.parse_args()
-    if any(messages < TURN or messages % TURN for messages in options.messages):
-        parser.error(f"--messages: expected a multiple of {TURN:,}")
-    sizes = sorted(options.messages)
-    row = BenchRow(
-        "pipeline",
-        "ingest, lifecycle and audit of a history whose truth is known",
-        {f"{messages:,} messages": partial(measure, messages=messages) for messages in sizes},
-        bars,
-        runs=1,
-        warm=0,
-    )
-    [outcome] = run([row], Size(sizes[-1]), "pipeline-")
-    sys.exit(exit_code([outcome]))
-
-
-if __name__ == "__main__":
-    main()
+PIPELINE = BenchRow(
+    "pipeline",
+    "ingest, lifecycle and audit of a history whose truth is known",
+    {"a tenth of the messages": partial(measure, share=0.1), "all messages": measure},
+    bars,
+    runs=1,
+    warm=0,
+    by_name=True,
+)

@@ -18,7 +18,6 @@ from lab.proof.causes import Why
 from lab.proof.checker import judge
 from lab.proof.evidence import gather
 from lab.proof.findings import Report, told
-from lab.proof.fold import DEAD_LETTERED, REDELIVERED
 from lab.proof.history import Event
 from lab.report import terminal_table
 
@@ -26,7 +25,7 @@ from lab.report import terminal_table
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
 #: Maximum findings and differences to list.
 MAX_LISTED = 10
-_PIPELINE, _BROKER = ".venv/bin/python -m pipeline", ".venv/bin/python -m marq_worker.broker"
+_PIPELINE = ".venv/bin/python -m pipeline"
 _ROWS = {
     "sent": "sent",
     "acked": "handled and acked",
@@ -52,7 +51,7 @@ class Account:
         """Return the JSON object: counts and seconds."""
         report = self.report
         return {
-            **{name: getattr(report, name) for name in ("sent", "acked", "lost", "duplicates")},
+            **{name: getattr(report, name) for name in SHARED},
             "duplicates_unexplained": report.violations["unexplained"] + report.violations["delivered-twice"],
             "from_nowhere": report.violations["from-nowhere"],
             "false_acks": report.violations["not-durable"],
@@ -65,22 +64,10 @@ def account_of(events: Sequence[Event], held: int, rows: int, least_held: int, s
     """Judge a run, in which a consumer with ``held`` leases was killed, and a worker with ``rows`` open rows."""
     evidence = gather(events)
     report = judge(evidence)
-    trails = evidence.trails.values()
-    acked = {trail.id for trail in trails if trail.acked_at is not None}
-    dead = {trail.id for trail in trails for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED}
-    # Counts as the audit does: an ack before the fact has ended the message, and a message has one dead letter.
-    facts = Counter(
-        fact.cause
-        for trail in trails
-        for fact in trail.facts[:1]
-        if fact.kind == REDELIVERED and (trail.acked_at is None or trail.acked_at > fact.offset)
-    )
+    causes = Counter(fact.cause for trail in evidence.trails.values() if (fact := trail.redelivery) is not None)
     counts = {
-        "dead": len(dead),
-        "redelivered": sum(facts.values()),
-        "acked_and_dead": len(acked & dead),
-        "redelivered_expired": facts["EXPIRED"],
-        "redelivered_released": facts["RELEASED"],
+        "redelivered_expired": causes["EXPIRED"],
+        "redelivered_released": causes["RELEASED"],
         "forgotten": sum(event["op"] == "hang" for event in events),
         "failed": sum(event["op"] == "release" and event["type"] == "invoke" for event in events),
         "held_at_kill": held,
@@ -129,17 +116,15 @@ def complaints(account: Account, events: Sequence[Event]) -> list[str]:
     return lines + told(account.report.findings[:MAX_LISTED], events)
 
 
-def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str, broker: Path | None = None) -> str:
-    """Return instructions to repeat a failed audit; ``broker`` is the directory of a broker that was stopped."""
+def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
+    """Return instructions to repeat a failed audit; ``servers`` are those that still have its topics, if any."""
     again = _job("audit --drained", data)
     if audit.ingested:
         return f"{data} is kept and has all records of the run; to try again: {again}"
-    address = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)}"
-    jobs = f"{address} MARQ_PREFIX={prefix} {_job('ingest', data)} && {again}"
-    if broker is None:
-        return f"the topics {prefix}.* and {data} are kept; to try again: {jobs}"
-    start = f"{address} {_BROKER} --data {shlex.quote(str(broker))}"
-    return f"{broker} and {data} are kept; to try again, start the broker: {start}\n  and in another terminal: {jobs}"
+    if not servers:
+        return "to try again: make demo"
+    jobs = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)} MARQ_PREFIX={prefix} {_job('ingest', data)} && {again}"
+    return f"the topics {prefix}.* and {data} are kept; to try again: {jobs}"
 
 
 def _job(words: str, data: Path) -> str:

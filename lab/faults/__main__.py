@@ -1,5 +1,7 @@
 """``python -m lab.faults``: play the scenarios under load on real processes, and let the checker judge each history.
 
+With ``--soak``, play a long run instead (:mod:`lab.faults.soak`).
+
 The last line is one JSON object. Exit code 1: a message was lost, a finding, or a scenario that could not be played.
 """
 
@@ -7,10 +9,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import datetime as dt
 import json
 import logging
 import os
+import random
 import re
 import sys
 import time
@@ -19,8 +23,8 @@ from pathlib import Path
 
 from lab.faults.scenario import Scenario, ScenarioResult, play
 from lab.faults.scenarios import SCENARIOS
+from lab.faults.soak import soak
 from lab.report import between, placed
-from lab.stage import SEED_VARIABLE
 from marq_worker.broker import EmbeddedBroker, java
 
 #: The page with a table of all scenarios, whose first two columns are written by hand.
@@ -41,12 +45,13 @@ def chosen(only: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
 
 
-async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False) -> list[ScenarioResult]:
+async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False, seed: int = 1) -> list[ScenarioResult]:
     results = []
     os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
-    with EmbeddedBroker() as shared:
+    shares = any(scenario.place is None for scenario in scenarios)
+    with EmbeddedBroker() if shares else contextlib.nullcontext() as shared:
         for scenario in scenarios:
-            result = await play(scenario, shared, audit=audit)
+            result = await play(scenario, shared, audit=audit, seed=seed)
             print("\n".join([result.line(), *[f"    {line}" for line in result.wrong]]), flush=True)
             results.append(result)
     return results
@@ -60,7 +65,7 @@ def summary(results: Sequence[ScenarioResult], seconds: float) -> dict[str, obje
         "failed": [result.scenario.name for result in results if not result.passed],
         **{
             name: sum(result.statistics.get(name, 0) for result in results)
-            for name in ("accepted", "lost", "duplicates")
+            for name in ("accepted", "redelivered", "dead", "lost", "duplicates")
         },
         "seconds": round(seconds),
     }
@@ -101,20 +106,21 @@ def numbers(result: ScenarioResult) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m lab.faults", description=__doc__)
     parser.add_argument("--only", default="", metavar="NAME,…", help="only scenarios whose names begin so")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the random scenarios")
+    parser.add_argument("--soak", type=float, metavar="MINUTES", help="a long run instead of the scenarios")
+    parser.add_argument("--seed", type=int, help="which faults come (default: 1; for a long run, by chance)")
     parser.add_argument("--audit", action="store_true", help="also let the data pipeline audit each")
     parser.add_argument("--write", action="store_true", help=f"write the numbers into {DOCUMENT.name}")
     options = parser.parse_args()
     try:
-        scenarios = chosen(options.only)
+        scenarios = [soak(options.soak)] if options.soak else chosen(options.only)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    os.environ[SEED_VARIABLE] = str(options.seed)
     # The outages are intended.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
-    results = asyncio.run(play_all(scenarios, audit=options.audit))
+    seed = options.seed or (random.randrange(1_000_000) if options.soak else 1)
+    results = asyncio.run(play_all(scenarios, audit=options.audit, seed=seed))
     if options.write:
         write_table(results, whole=len(scenarios) == len(SCENARIOS))
     totals = summary(results, time.monotonic() - began_s)

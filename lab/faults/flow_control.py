@@ -1,4 +1,4 @@
-"""Whether deliveries in a history kept to the limits of their queue, and were fair to its keys.
+"""Whether deliveries in a history kept to the limits of their queue, and were fair to its keys and to lower priorities.
 
 A message runs from its delivery until its handler begins to settle it. The handlers of a killed process have ended, and
 those of a paused one may exceed the limits, so neither count any longer (docs/limits.md).
@@ -120,6 +120,31 @@ def turns_of_others(events: Iterable[Event], queue: str, key: str, least: int = 
         elif (before := sent_when.pop(record, None)) is not None:
             counts.append(begun[source] - before)
     return counts
+
+
+def passed_by(events: Iterable[Event], queue: str, lower: str) -> list[int]:
+    """Return how many messages of a queue each process began in a row, while messages of a lower one waited.
+
+    A run ends when the process begins a message of the lower queue. A message waits from its sending until its first
+    delivery, and counts only for messages of its partition.
+    """
+    waiting, begun = defaultdict[str, set[str]](set), set[str]()
+    runs, current = list[int](), Counter[str]()
+    for event in sorted(events, key=lambda event: float(event["at_ms"])):
+        if event["op"] not in ("send", "deliver") or event["type"] != "ok" or event["queue"] not in (queue, lower):
+            continue
+        process, record = event["process"], event["record"]
+        source = record.rpartition("/")[0]
+        if event["op"] == "send":
+            if event["queue"] == lower and record not in begun:
+                waiting[source].add(record)
+        elif event["queue"] == queue:
+            current[process] += bool(waiting[source])
+        else:
+            begun.add(record)
+            waiting[source].discard(record)
+            runs.append(current.pop(process, 0))
+    return [*runs, *current.values()]
 
 
 def _keys(events: Iterable[Event]) -> dict[str, str]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab import variants
 from lab.audit import Audit
 from lab.audit import audit as run_audit
 from lab.faults.conditions import Servers
@@ -32,7 +31,7 @@ AUDITED = {
 }
 
 
-Step = Callable[[Stage, Any], Awaitable[object]]
+Step = Callable[[Stage], Awaitable[object]]
 #: Options of a program on its command line.
 Options = Sequence[str]
 
@@ -54,7 +53,7 @@ def begin(
     and ``mix`` those of a load of all kinds.
     """
 
-    async def set_up(stage: Stage, _: Any) -> None:
+    async def set_up(stage: Stage) -> None:
         if define is not None:
             stage.define(**define)
         for _ in range(workers):
@@ -91,17 +90,17 @@ class Scenario:
     #: Whether the tests play it.
     quick: bool = False
 
-    async def act(self, stage: Stage, here: Any) -> None:
+    async def act(self, stage: Stage) -> None:
         """Carry out set-up and faults, until each message has ended if something must hold then."""
         if self.setup is not None:
-            await self.setup(stage, here)
+            await self.setup(stage)
         for fault in self.faults:
-            await fault(stage, here)
+            await fault(stage)
             await stage.delivered_more(self.some)
         if self.holds is not None:
             await stage.end_load()
             await stage.drain()
-            await self.holds(stage, here)
+            await self.holds(stage)
 
 
 @dataclass(frozen=True)
@@ -143,19 +142,21 @@ def _by_cause(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} by {cause}" for cause, count in sorted(counts.items()))
 
 
-async def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool = False) -> ScenarioResult:
+async def play(
+    scenario: Scenario, shared: Servers | None = None, *, audit: bool = False, seed: int = 1
+) -> ScenarioResult:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
-    With ``audit``, the data pipeline's audit must agree.
+    With ``audit``, the data pipeline's audit must agree. ``seed`` is that of scenarios that act at random.
     """
     began_s = time.monotonic()
     folder = Path(tempfile.mkdtemp(prefix=f"marq-{scenario.name}-"))
     place = contextlib.nullcontext(shared) if scenario.place is None else scenario.place()
     try:
         with place as here:
-            async with Stage(here.bootstrap_servers, folder) as stage:
-                await scenario.act(stage, here)
-                await stage.finish(variants.readable)
+            async with Stage(here.bootstrap_servers, folder, place=here, seed=seed) as stage:
+                await scenario.act(stage)
+                await stage.finish()
                 report = check(stage.events)
                 wrong = told(report.findings[:5], stage.events)
                 if audit:

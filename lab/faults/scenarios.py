@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 import shutil
 import time
@@ -29,19 +30,20 @@ from lab.faults.conditions import (
     movable_broker,
     with_small_disk,
 )
-from lab.faults.flow_control import exceeded, turns_of_others
+from lab.faults.flow_control import exceeded, passed_by, turns_of_others
 from lab.faults.scenario import Scenario, Step, begin
 from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
 from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, STEP, Stage
 from marq.dead_letters.dead_letters import DeadLetters
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.connection import admin_client
 from marq.settings.limits import Limits
 from marq_worker.broker import EmbeddedBroker
 
 #: The option of a program of the next version.
 NEWER = "--install=lab.variants:newer"
+#: Options of a consumer: how it acquires messages, and the outcomes of messages, some of which fail at every attempt.
+TRANSACTIONAL, UNLUCKY, HOPELESS = "--transactional", "--manner=unlucky", "--manner=hopeless"
 #: Deliveries before, between and after faults of slow scenarios; SOME in all others.
 FEWER, FEW = 150, 60
 
@@ -51,9 +53,9 @@ FEWER, FEW = 150, 60
 def then(*steps: Step) -> Step:
     """Carry out steps, one after the other, as one fault."""
 
-    async def fault(stage: Stage, here: Any) -> None:
+    async def fault(stage: Stage) -> None:
         for step in steps:
-            await step(stage, here)
+            await step(stage)
 
     return fault
 
@@ -61,7 +63,7 @@ def then(*steps: Step) -> Step:
 def worker(*options: str, again: bool = False, **settings: Any) -> Step:
     """Start a worker; ``again``: with the data of the newest one that has ended."""
 
-    async def step(stage: Stage, _: Any) -> None:
+    async def step(stage: Stage) -> None:
         data = [former.data for former in stage.workers if not former.running][-1] if again else None
         await stage.worker(*options, data=data, **settings)
 
@@ -69,7 +71,7 @@ def worker(*options: str, again: bool = False, **settings: Any) -> Step:
 
 
 def consumer(*options: str) -> Step:
-    return lambda stage, _: stage.consumer(*options)
+    return lambda stage: stage.consumer(*options)
 
 
 def end(kind: str, index: int, how: Callable[..., Any] = Stage.kill, *arguments: Any) -> Step:
@@ -78,23 +80,24 @@ def end(kind: str, index: int, how: Callable[..., Any] = Stage.kill, *arguments:
     def running(stage: Stage) -> Program:
         return [program for program in getattr(stage, kind) if program.running][index]
 
-    return lambda stage, _: how(stage, running(stage), *arguments)
+    return lambda stage: how(stage, running(stage), *arguments)
 
 
-def owned(stage: Stage, _: Any) -> Any:
-    return stage.owned()
+def doomed(point: str, after: int = 1) -> tuple[str, str]:
+    """Return the options of a program that kills itself when it passes a point for the n-th time."""
+    return f"--die-at={point}", f"--die-after={after}"
 
 
 def dies_at(point: str, after: int, *options: str) -> Step:
-    async def fault(stage: Stage, _: Any) -> None:
-        await stage.dead(await stage.consumer(*options, f"--die-at={point}", f"--die-after={after}"))
+    async def fault(stage: Stage) -> None:
+        await stage.dead(await stage.consumer(*options, *doomed(point, after)))
 
     return fault
 
 
 def next_worker(*options: str) -> Step:
     """Wait until the newest worker has killed itself, and restart it with its data."""
-    return then(lambda stage, _: stage.dead(stage.workers[-1]), worker(*options, again=True))
+    return then(lambda stage: stage.dead(stage.workers[-1]), worker(*options, again=True))
 
 
 #: Kill the newest worker, and restart it with its data.
@@ -120,17 +123,14 @@ IN_ORDER = [
 FEW_ATTEMPTS = {"max_attempts": 3}
 
 
-def killed_at(
-    name: str, points: Sequence[str], start: str = MARKED, after: int = 3, manner: str = "mixed", quick: bool = False
-) -> Scenario:
+def killed_at(name: str, points: Sequence[str], *options: str, after: int = 3, quick: bool = False) -> Scenario:
     """Return a row in which a consumer dies at each of these points, while another one continues."""
-    options = (f"--start={start}", f"--manner={manner}")
-    define = FEW_ATTEMPTS if manner == "unlucky" else None
+    define = FEW_ATTEMPTS if UNLUCKY in options else None
     faults = [dies_at(point, after, *options) for point in points]
     return Scenario(name, faults, begin(consumers=[options], some=0, define=define), quick=quick)
 
 
-async def consumers_join_and_leave(stage: Stage, _: Any) -> None:
+async def consumers_join_and_leave(stage: Stage) -> None:
     await stage.churn(partial(stage.consumer, "--manner=slow"), seconds=60.0, every_seconds=4.0)
 
 
@@ -141,12 +141,12 @@ START_SECONDS, AWAY_SECONDS = 0.3, 5.0
 HANDLED_SECONDS = 30.0
 
 
-async def handlers_start_without_broker(stage: Stage, broker: EmbeddedBroker) -> None:
+async def handlers_start_without_broker(stage: Stage) -> None:
     stage.define(own=f'[queues.{HANDLED}]\nhandler = "lab.consumer:handle"\n')
     started = await stage.worker(ready=False)
     await stage.until(lambda: "HandlersApp]: Starting" in started.log(), "a handler process starts")
     await stage.play(START_SECONDS)
-    await down(AWAY_SECONDS)(stage, broker)
+    await down(AWAY_SECONDS)(stage)
     async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
         await stage.send_one(producer, HANDLED)
     await stage.delivered_more(1, HANDLED_SECONDS)
@@ -165,9 +165,9 @@ RESTART_SECONDS, FENCED_SECONDS = 20.0, 30.0
 def same_twice(kind: str, another: Step) -> Step:
     """Start another program with the instance id of the only one, which must stop."""
 
-    async def fault(stage: Stage, here: Any) -> None:
+    async def fault(stage: Stage) -> None:
         [former] = getattr(stage, kind)
-        await another(stage, here)
+        await another(stage)
         await stage.replaced(former, FENCED_SECONDS)
         await stage.owned(FENCED_SECONDS)
 
@@ -178,8 +178,8 @@ CONSUMERS = [
     killed_at("consumer-killed-at-each-point", POINTS, quick=True),
     killed_at("transactional-consumer-killed", POINTS, TRANSACTIONAL),
     killed_at("ordered-consumer-killed-while-resuming", RESUMING, after=1),
-    killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, manner="unlucky"),
-    killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, 1, "unlucky"),
+    killed_at("ordered-consumer-killed-at-each-point", IN_ORDER, UNLUCKY),
+    killed_at("ordered-transactional-consumer-killed", [*RESUMING, *IN_ORDER], TRANSACTIONAL, UNLUCKY, after=1),
     Scenario("consumers-join-and-leave", [consumers_join_and_leave], begin(consumers=[["--manner=slow"]], some=0)),
     Scenario("all-consumers-killed", [then(*[end("consumers", -1)] * 2, consumer(), consumer())] * 3),
     Scenario("consumer-paused-past-the-lease", [end("consumers", -1, Stage.pause, LEASE_SECONDS + 1)], quick=True),
@@ -193,7 +193,7 @@ CONSUMERS = [
             then(
                 end("workers", -1),
                 worker(again=True, ready=False, **STATIC),
-                lambda stage, _: stage.owned(RESTART_SECONDS),
+                lambda stage: stage.owned(RESTART_SECONDS),
             )
         ]
         * 2,
@@ -212,11 +212,11 @@ CONSUMERS = [
 # --- workers ----------------------------------------------------------------------------------------------------------
 
 
-async def data_lost(stage: Stage, _: Any) -> None:
+async def data_lost(stage: Stage) -> None:
     shutil.rmtree(stage.workers[-1].data)
 
 
-async def changelog_lost(stage: Stage, _: Any) -> None:
+async def changelog_lost(stage: Stage) -> None:
     topic = stage.settings.names.changelog
     async with admin_client(stage.settings) as admin:
         await admin.delete_topics([topic])
@@ -227,12 +227,12 @@ async def changelog_lost(stage: Stage, _: Any) -> None:
         await stage.until(gone, f"topic {topic} is gone")
 
 
-async def workers_join_and_leave(stage: Stage, _: Any) -> None:
+async def workers_join_and_leave(stage: Stage) -> None:
     await stage.churn(partial(stage.worker, ready=False), seconds=120.0, every_seconds=6.0)
     await stage.owned()
 
 
-async def halted(stage: Stage, _: Any) -> None:
+async def halted(stage: Stage) -> None:
     """Wait until a worker stops a partition, because it cannot read the markers of the next version."""
 
     async def stopped() -> bool:
@@ -241,6 +241,8 @@ async def halted(stage: Stage, _: Any) -> None:
     await stage.until(stopped, "a worker has stopped a partition")
 
 
+#: A worker dies in the transaction of a firing, after its redeliveries were written.
+IN_TRANSACTION = doomed("in-transaction", 20)
 FIRST_WORKER_STOPPED, FIRST_CONSUMER_STOPPED = end("workers", 0, Stage.stop), end("consumers", 0, Stage.stop)
 WORKERS = [
     Scenario("worker-killed", [WORKER_KILLED] * 2, quick=True),
@@ -252,8 +254,8 @@ WORKERS = [
     ),
     Scenario(
         "worker-killed-in-the-transaction",
-        [next_worker("--die-in-transaction=20"), next_worker("--die-in-transaction=20"), next_worker()],
-        begin(["--die-in-transaction=20"], [()], some=0),
+        [next_worker(*IN_TRANSACTION), next_worker(*IN_TRANSACTION), next_worker()],
+        begin(IN_TRANSACTION, [()], some=0),
         quick=True,
     ),
     Scenario(
@@ -261,10 +263,10 @@ WORKERS = [
         # The partitions of another consumer move, so they are resumed again. The first worker fixes those of the keys:
         # before that, senders wait for a worker.
         [
-            then(end("workers", -1), worker("--die-in-answer=1", again=True), consumer()),
+            then(end("workers", -1), worker(*doomed("in-answer"), again=True), consumer()),
             *[
                 then(next_worker(*options), consumer())
-                for options in (["--die-after-answer=1"], ["--die-in-answer=3"], ["--die-after-answer=3"], [])
+                for options in (doomed("after-answer"), doomed("in-answer", 3), doomed("after-answer", 3), ())
             ],
         ],
         begin(consumers=[()]),
@@ -274,9 +276,9 @@ WORKERS = [
         [
             then(
                 worker(),
-                lambda stage, _: stage.delivered_more(),
+                Stage.delivered_more,
                 end("workers", 0, Stage.pause, SESSION_SECONDS + 4),
-                owned,
+                Stage.owned,
             )
         ],
     ),
@@ -294,7 +296,7 @@ WORKERS = [
         "upgrade-consumers-first",
         [
             then(consumer(NEWER), halted),
-            then(worker(NEWER, ready=False), FIRST_WORKER_STOPPED, owned),
+            then(worker(NEWER, ready=False), FIRST_WORKER_STOPPED, Stage.owned),
             FIRST_CONSUMER_STOPPED,
         ],
         begin(consumers=[()]),
@@ -307,19 +309,17 @@ WORKERS = [
 TOO_FEW_SECONDS = 10.0
 CLUSTER_SECONDS = 120.0
 KILLS = 4
-#: The firing in whose transaction a worker dies, after its redeliveries were written.
-FIRING = 20
 FULL_SECONDS = 10.0
 
 
 def down(seconds: float = 0.0, end: Callable[[EmbeddedBroker], None] = EmbeddedBroker.kill) -> Step:
     """End the only broker, and start it again after a while."""
 
-    async def fault(stage: Stage, broker: EmbeddedBroker) -> None:
+    async def fault(stage: Stage) -> None:
         with stage.fault("cut", EVERYBODY):
-            await asyncio.to_thread(end, broker)
+            await asyncio.to_thread(end, stage.place)
             await stage.play(seconds)
-            await asyncio.to_thread(broker.start)
+            await asyncio.to_thread(stage.place.start)
 
     return fault
 
@@ -327,22 +327,22 @@ def down(seconds: float = 0.0, end: Callable[[EmbeddedBroker], None] = EmbeddedB
 def leader_killed(partition: int) -> Step:
     """Kill the leader of a markers partition; the remaining brokers have everything that was acknowledged."""
 
-    async def fault(stage: Stage, cluster: BrokerCluster) -> None:
-        leader = await leader_of(stage, cluster, partition)
+    async def fault(stage: Stage) -> None:
+        leader = await leader_of(stage, partition)
         # The other brokers keep answering; clients of this one notice its end immediately.
         with stage.fault("cut", EVERYBODY):
-            await asyncio.to_thread(cluster.kill, leader)
+            await asyncio.to_thread(stage.place.kill, leader)
             await stage.delivered_more()
-        await asyncio.to_thread(cluster.start, leader)
+        await asyncio.to_thread(stage.place.start, leader)
 
     return fault
 
 
-async def leader_of(stage: Stage, cluster: BrokerCluster, partition: int) -> int:
+async def leader_of(stage: Stage, partition: int) -> int:
     topic, leaders = stage.settings.names.markers, list[int]()
 
     async def led() -> bool:
-        leader = await cluster.leader_of(topic, partition)
+        leader = await stage.place.leader_of(topic, partition)
         leaders.extend([] if leader is None else [leader])
         return bool(leaders)
 
@@ -350,28 +350,27 @@ async def leader_of(stage: Stage, cluster: BrokerCluster, partition: int) -> int
     return leaders[0]
 
 
-async def too_few(stage: Stage, cluster: BrokerCluster) -> None:
+async def too_few(stage: Stage) -> None:
     """With one broker away, writes are refused; with two away, no broker leads."""
-    leader = await leader_of(stage, cluster, 0)
-    for gone in ([leader], [node for node in cluster.nodes if node != leader]):
+    leader = await leader_of(stage, 0)
+    for gone in ([leader], [node for node in stage.place.nodes if node != leader]):
         with stage.fault("cut", EVERYBODY):
-            await asyncio.to_thread(cluster.kill, *gone)
+            await asyncio.to_thread(stage.place.kill, *gone)
             await stage.play(TOO_FEW_SECONDS)
-            await asyncio.to_thread(cluster.start, *gone)
+            await asyncio.to_thread(stage.place.start, *gone)
         await stage.delivered_more(limit=CLUSTER_SECONDS)
 
 
-def everything_killed(start: str) -> Step:
+def everything_killed(*options: str) -> Step:
     """Kill a worker in a transaction, and all other processes right after that."""
-    options = ("--manner=hopeless", f"--start={start}")
 
-    async def fault(stage: Stage, _: Any) -> None:
+    async def fault(stage: Stage) -> None:
         stage.define(**FEW_ATTEMPTS)
         data = [stage.folder / "data-1", stage.folder / "data-2"]
         await stage.worker(data=data[1])
         stage.load()
         for _ in range(KILLS):
-            victim = await stage.worker(f"--die-in-transaction={FIRING}", data=data[0], ready=False)
+            victim = await stage.worker(*IN_TRANSACTION, data=data[0], ready=False)
             await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
             await stage.dead(victim)
             await asyncio.gather(*[stage.kill(program) for program in stage.everybody if program.running])
@@ -382,24 +381,24 @@ def everything_killed(start: str) -> Step:
     return fault
 
 
-async def no_message_is_dead_twice(stage: Stage, _: Any) -> None:
+async def no_message_is_dead_twice(stage: Stage) -> None:
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         ids = Counter([letter.id for queue in stage.queues async for letter in letters.peek(queue)])
     twice = [id_ for id_, count in ids.items() if count > 1]
     require(not twice, f"{len(twice)} of {len(ids)} messages have two dead letters: {', '.join(twice[:5])}")
 
 
-async def disk_full(stage: Stage, here: Any) -> None:
+async def disk_full(stage: Stage) -> None:
     """The changelog has the whole table, so rows that the disk did not accept are not lost."""
 
     async def stalled() -> bool:
         return any(part["state"] != "owner" for part in await stage.partitions())
 
     with stage.fault("cut", stage.workers[-1].name):
-        here.disk.fill()
+        stage.place.disk.fill()
         await stage.until(stalled, "the worker notices that its disk is full")
         await stage.play(FULL_SECONDS)
-        here.disk.free()
+        stage.place.disk.free()
     await stage.owned()
 
 
@@ -416,14 +415,17 @@ BROKERS = [
         REPLICATED,
         partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
     ),
-    Scenario("everything-killed", [everything_killed(MARKED)], None),
+    Scenario("everything-killed", [everything_killed(HOPELESS)], None),
     Scenario(
-        "transactional-everything-killed", [everything_killed(TRANSACTIONAL)], None, holds=no_message_is_dead_twice
+        "transactional-everything-killed",
+        [everything_killed(HOPELESS, TRANSACTIONAL)],
+        None,
+        holds=no_message_is_dead_twice,
     ),
     Scenario(
         "worker-disk-full",
         [disk_full],
-        lambda stage, here: begin(data=here.disk.path / "data")(stage, here),
+        lambda stage: begin(data=stage.place.disk.path / "data")(stage),
         with_small_disk,
     ),
 ]
@@ -445,9 +447,9 @@ MAX_LINES_PER_SECOND = 2.0
 RETURN_SECONDS = 10.0
 
 
-async def start_behind_proxies(stage: Stage, here: Any) -> None:
+async def start_behind_proxies(stage: Stage) -> None:
     """Start a worker, the load and two consumers; the worker, the load and the last consumer may have a proxy each."""
-    servers = {client: proxy.address for client, proxy in here.proxies.items()}
+    servers = {client: proxy.address for client, proxy in stage.place.proxies.items()}
     await stage.worker(MARQ_BOOTSTRAP_SERVERS=servers.get("WORKER", stage.servers))
     stage.load(servers=servers.get("PRODUCER"))
     await stage.consumer()
@@ -461,8 +463,8 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
     Then the proxy delivers the data that it held, or the old connections turn out to be ``dead``.
     """
 
-    async def fault(stage: Stage, here: Any) -> None:
-        proxy = here.proxies[client.upper()]
+    async def fault(stage: Stage) -> None:
+        proxy = stage.place.proxies[client.upper()]
         with stage.fault("cut", getattr(stage, f"{client}s")[-1].name):
             disturb(proxy)
             await stage.play(GONE_SECONDS)
@@ -473,21 +475,21 @@ def disturbed(client: str, disturb: Callable[[Proxy], None], *, dead: bool = Fal
     return fault
 
 
-async def reconnects_counted(stage: Stage, here: Any) -> None:
+async def reconnects_counted(stage: Stage) -> None:
     """A proxy counts all attempts, because it accepts connections even while the broker is down."""
     with stage.fault("cut", EVERYBODY):
-        here.broker.kill()
+        stage.place.broker.kill()
         began_s, before = time.monotonic(), {program: _lines(program) for program in stage.everybody}
         await stage.play(GONE_SECONDS)
         seconds, after = time.monotonic() - began_s, {program: _lines(program) for program in before}
-        await asyncio.to_thread(here.broker.start)
+        await asyncio.to_thread(stage.place.broker.start)
     await stage.until(
         lambda: all("broker reachable again" in program.log() for program in before),
         "all clients have found the broker",
         RETURN_SECONDS,
     )
     await stage.delivered_more()
-    for client, proxy in here.proxies.items():
+    for client, proxy in stage.place.proxies.items():
         attempts = [at_s - began_s for at_s in proxy.accepted_at if 0 <= at_s - began_s <= seconds]
         require(attempts, f"{client} made no attempt")
         times = " ".join(f"{at_s:.2f}" for at_s in attempts)
@@ -551,7 +553,7 @@ async def move(stage: Stage, clock: WallClock, seconds: float, target: str) -> N
     await stage.delivered_more()
 
 
-async def consumers_clock_moved(stage: Stage, _: Any) -> None:
+async def consumers_clock_moved(stage: Stage) -> None:
     """Clocks of clients are never compared with others."""
     clock = WallClock(stage.folder / "clock")
     moved = await stage.consumer(**clock.environment)
@@ -564,26 +566,26 @@ async def consumers_clock_moved(stage: Stage, _: Any) -> None:
     await stage.kill(victim)
 
 
-async def workers_clock_moved(stage: Stage, here: Any) -> None:
+async def workers_clock_moved(stage: Stage) -> None:
     """Its tables contain times: it restarts with them and a clock that is an hour behind."""
     clock = WallClock(stage.folder / "clock")
-    await begin(consumers=[()], **clock.environment)(stage, here)
+    await begin(consumers=[()], **clock.environment)(stage)
     for seconds in (AHEAD, BACK):
         await move(stage, clock, seconds, stage.workers[-1].name)
-        await then(end("workers", -1), worker(again=True, **clock.environment))(stage, here)
+        await then(end("workers", -1), worker(again=True, **clock.environment))(stage)
         await stage.delivered_more()
 
 
 def brokers_clock_moved(seconds: float) -> Step:
     """The broker stamps all markers, so leases follow its clock alone."""
     # The messages of a killed consumer must return although time has jumped.
-    return then(lambda stage, here: move(stage, here.clock, seconds, EVERYBODY), end("consumers", -1))
+    return then(lambda stage: move(stage, stage.place.clock, seconds, EVERYBODY), end("consumers", -1))
 
 
 #: Messages that are acquired or released between the jump and the next TICK return late by the size of the jump: no
 #: worker runs, so nothing can tell the jump from the passage of time.
 WITHOUT_A_WORKER = then(
-    FIRST_WORKER_STOPPED, lambda stage, here: move(stage, here.clock, 2 * AHEAD, EVERYBODY), worker(again=True)
+    FIRST_WORKER_STOPPED, lambda stage: move(stage, stage.place.clock, 2 * AHEAD, EVERYBODY), worker(again=True)
 )
 CLOCKS = [
     Scenario("consumer-clock-moved", [consumers_clock_moved], begin(consumers=[()], some=0)),
@@ -621,7 +623,7 @@ DELAYING = {"own": f"delay = {QUEUE_DELAY_S}\n", "delay_ms": int(QUEUE_DELAY_S *
 def random_consumer_and_worker_killed(turn: int) -> Step:
     """Kill a consumer and the worker; the worker keeps its data in the first turn only."""
 
-    async def random_consumer_killed(stage: Stage, _: Any) -> None:
+    async def random_consumer_killed(stage: Stage) -> None:
         consumers = [program for program in stage.consumers if program.running]
         await stage.kill(random.Random(stage.seed + turn).choice(consumers))
 
@@ -629,16 +631,16 @@ def random_consumer_and_worker_killed(turn: int) -> Step:
     return then(random_consumer_killed, end("workers", -1), *lost, worker(again=True), consumer(*FAILING))
 
 
-async def redriven_under_a_kill(stage: Stage, here: Any) -> None:
+async def redriven_under_a_kill(stage: Stage) -> None:
     for program in stage.consumers:
         if program.running:
             await stage.stop(program)
     # It handles all redriven messages successfully.
     await stage.consumer(*PATIENT)
-    await redriven(stage, here, killed=True)
+    await redriven(stage, killed=True)
 
 
-async def redriven(stage: Stage, here: Any, *, killed: bool = False) -> None:
+async def redriven(stage: Stage, *, killed: bool = False) -> None:
     """Redrive all dead letters; if ``killed``, kill and restart the worker meanwhile."""
     async with DeadLetters(stage.servers, prefix=stage.prefix) as letters:
         offsets_of: dict[str, list[int]] = defaultdict(list)
@@ -650,7 +652,7 @@ async def redriven(stage: Stage, here: Any, *, killed: bool = False) -> None:
         redriving = asyncio.create_task(_redrive_all(letters, stage.queues))
         if killed:
             await stage.delivered_more(sum(map(len, offsets_of.values())) // 3)
-            await WORKER_KILLED(stage, here)
+            await WORKER_KILLED(stage)
         await stage.until(redriving.done, "all dead letters are redriven")
         await redriving
         for source, offsets in offsets_of.items():
@@ -668,7 +670,7 @@ async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
             return
 
 
-async def abandoned_are_counted(stage: Stage, _: Any) -> None:
+async def abandoned_are_counted(stage: Stage) -> None:
     """Compare the worker's counts of the queue without ordering; a busy worker may not answer at once."""
     counts: dict[str, float] = {}
 
@@ -727,8 +729,8 @@ DELAYS = [
     Scenario(
         "at-most-once-worker-killed",
         # The redeliveries are of messages that no handler has seen.
-        [then(SPENT, next_worker("--die-in-transaction=1")), then(SPENT, next_worker())],
-        begin(["--die-in-transaction=1"], [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
+        [then(SPENT, next_worker(*doomed("in-transaction"))), then(SPENT, next_worker())],
+        begin(doomed("in-transaction"), [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
         some=FEW,
     ),
 ]
@@ -751,14 +753,14 @@ def limited(name: str, lines: str, *options: str) -> Scenario:
     """Return a row in which consumers and the worker of a queue with limits are killed, stopped, and started."""
     limits = Limits.read(tomllib.loads(lines)["limits"])
 
-    async def set_up(stage: Stage, _: Any) -> None:
+    async def set_up(stage: Stage) -> None:
         stage.define(own=lines, by_key=True)
         await stage.worker()
         stage.load_with(tenants_send(stage))
         await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
         await stage.delivered_more(FEWER)
 
-    async def within_limits(stage: Stage, _: Any) -> None:
+    async def within_limits(stage: Stage) -> None:
         wrong = exceeded(stage.events, QUEUE, limits)
         require(not wrong, "\n".join(wrong))
 
@@ -776,7 +778,7 @@ def fair(name: str, *options: str) -> Scenario:
     """Return a row in which consumers of a queue with ``fair`` are killed while thousands of messages of a key wait."""
     options = ("--at-once=4", "--work=0.1", "--manner=patient", *options)
 
-    async def set_up(stage: Stage, _: Any) -> None:
+    async def set_up(stage: Stage) -> None:
         stage.define(own="fair = true\n", by_key=True)
         await stage.worker()
         async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
@@ -786,7 +788,7 @@ def fair(name: str, *options: str) -> Scenario:
         await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
         await stage.delivered_more()
 
-    async def turns_are_taken(stage: Stage, _: Any) -> None:
+    async def turns_are_taken(stage: Stage) -> None:
         counts = turns_of_others(stage.events, QUEUE, "flood")
         require(len(counts) > FEW, f"only {len(counts)} messages were sent while many of another key waited")
         half = median(counts)
@@ -796,12 +798,52 @@ def fair(name: str, *options: str) -> Scenario:
     return Scenario(name, faults, set_up, holds=turns_are_taken, some=FEWER)
 
 
+#: Queues of a group with their priorities; one message in so many is sent to the lower queue, which is more than its
+#: share of turns; and how many of the urgent queue may begin before one of it.
+URGENT, LOWER = "urgent", "lower"
+PRIORITIES = {URGENT: 9, LOWER: 1}
+LOWER_SHARE, MOST_AHEAD = 5, 100
+
+
+async def levels_send(stage: Stage, count: int | None = None, rate: float = math.inf) -> None:
+    """Send this many messages to both queues, or without end."""
+    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
+        for _ in itertools.count() if count is None else range(count // STEP):
+            queues = [LOWER if number % LOWER_SHARE == 0 else URGENT for number in range(STEP)]
+            await asyncio.gather(*[stage.send_one(producer, queue) for queue in queues])
+            await asyncio.sleep(STEP / rate)
+
+
+def prioritised(name: str, *options: str) -> Scenario:
+    """Return a row in which consumers of a group are killed and join while both of its queues have messages waiting."""
+    options = ("--at-once=4", "--work=0.05", "--manner=patient", *options)
+
+    async def set_up(stage: Stage) -> None:
+        lines = {queue: f"priority = {priority}\n" for queue, priority in PRIORITIES.items()}
+        stage.define_group("levels", lines, by_key=True)
+        await stage.worker()
+        await levels_send(stage, FLOOD)
+        stage.load_with(levels_send(stage, rate=LIMITED_RATE))
+        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
+        await stage.delivered_more(FEWER)
+
+    async def lower_goes_on(stage: Stage) -> None:
+        runs = passed_by(stage.events, URGENT, LOWER)
+        require(sum(runs) > FLOOD // 4, f"only {sum(runs)} urgent messages began while lower ones waited")
+        require(max(runs) <= MOST_AHEAD, f"a process began {max(runs)} urgent messages while lower ones waited")
+
+    joins = consumer(*options)
+    faults = [end("consumers", 0), joins, FIRST_CONSUMER_STOPPED, joins, WORKER_KILLED]
+    return Scenario(name, faults, set_up, holds=lower_goes_on, some=FEWER)
+
+
 CONCURRENCY = "limits = { concurrency = 8, per_key = { concurrency = 2 } }\n"
 RATES = 'limits = { rate = "40/s", per_key = { rate = "12/s" } }\n'
 LIMITS = [
     limited("limits-of-concurrency-hold", CONCURRENCY, "--manner=slow"),
     limited("limits-of-rate-hold", RATES),
     fair("fair-queue-killed"),
+    prioritised("lower-priority-goes-on"),
 ]
 
 SCENARIOS = [*CONSUMERS, *WORKERS, *BROKERS, *NETWORKS, *CLOCKS, *DELAYS, *LIMITS]

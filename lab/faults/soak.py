@@ -1,26 +1,20 @@
-"""``python -m lab.faults.soak --minutes N``: a long run under steady load, with a random fault each minute.
+"""A long run under steady load, with a random fault each minute: ``python -m lab.faults --soak MINUTES``.
 
 It is a scenario like the others, in which memory, open files, unfinished messages and backlog must also be bounded.
-They are sampled each second, and the maximum of the last third must not be far above that of the first. The last line
-is one JSON object.
+They are sampled each second, and the maximum of the last third must not be far above that of the first.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import datetime as dt
 import json
-import logging
 import random
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from lab.consumer import LEASE_SECONDS
-from lab.faults.scenario import Scenario, begin, play
-from lab.faults.scenarios import down
+from lab.faults.scenario import Scenario, begin
+from lab.faults.scenarios import down, require
 from lab.proof.evidence import EVERYBODY
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
@@ -43,71 +37,75 @@ FAULTS = (
 class Soak:
     """The random faults of one run, and its samples."""
 
-    def __init__(self, minutes: float, seed: int) -> None:
+    def __init__(self, minutes: float) -> None:
         self._minutes = minutes
-        self._chance = random.Random(seed)
         #: The state of the run at some moments.
-        self.samples: list[dict[str, float]] = []
-        self.faults = 0
+        self._samples: list[dict[str, float]] = []
 
-    async def play(self, stage: Stage, broker: EmbeddedBroker) -> None:
+    async def play(self, stage: Stage) -> None:
         """Act in the middle of each minute."""
+        print(f"seed {stage.seed}", flush=True)
+        chance = random.Random(stage.seed)
         began_s = time.monotonic()
-        sampling = asyncio.create_task(self._sample(stage, broker))
+        sampling = asyncio.create_task(self._sample(stage))
         until_s = began_s + self._minutes * 60
         try:
             while (left_s := until_s - time.monotonic()) > SECONDS_BETWEEN_FAULTS / 2:
                 await stage.play(min(SECONDS_BETWEEN_FAULTS / 2, left_s))
-                name, self.faults = self._chance.choice(FAULTS), self.faults + 1
+                name = chance.choice(FAULTS)
                 print(f"{time.monotonic() - began_s:6.0f} s  {name}", flush=True)
                 next_s = time.monotonic() + SECONDS_BETWEEN_FAULTS / 2
-                await self._act(name, stage, broker)
+                await self._act(name, stage, chance)
                 await stage.play(max(0, next_s - time.monotonic()))
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
 
-    async def _act(self, fault: str, stage: Stage, broker: EmbeddedBroker) -> None:
-        uniform = self._chance.uniform
-        worker = self._chance.choice([program for program in stage.workers if program.running])
-        consumer = self._chance.choice([program for program in stage.consumers if program.running])
+    async def _act(self, fault: str, stage: Stage, chance: random.Random) -> None:
+        worker = chance.choice([program for program in stage.workers if program.running])
+        consumer = chance.choice([program for program in stage.consumers if program.running])
         match fault:
             case "consumer killed":
                 await stage.kill(consumer)
                 await stage.consumer()
             case "consumer paused":
-                await stage.pause(consumer, uniform(1, 4 * LEASE_SECONDS))
+                await stage.pause(consumer, chance.uniform(1, 4 * LEASE_SECONDS))
             case "worker killed" | "worker restarted":
                 await (stage.kill if fault == "worker killed" else stage.stop)(worker)
                 await stage.worker(data=worker.data)
             case "worker paused":
-                await stage.pause(worker, uniform(1, 2 * SESSION_SECONDS))
+                await stage.pause(worker, chance.uniform(1, 2 * SESSION_SECONDS))
             case "broker killed":
-                await down()(stage, broker)
+                await down()(stage)
             case "broker paused":
                 with stage.fault("cut", EVERYBODY):
-                    broker.pause()
-                    await stage.play(uniform(1, 10))
-                    broker.resume()
+                    stage.place.pause()
+                    await stage.play(chance.uniform(1, 10))
+                    stage.place.resume()
                     await stage.owned()
         await stage.owned()
 
-    async def _sample(self, stage: Stage, broker: EmbeddedBroker) -> None:
+    async def _sample(self, stage: Stage) -> None:
         while True:
             workers = [program.pid for program in stage.workers if program.running]
             consumers = [program.pid for program in stage.consumers if program.running]
             partitions = await stage.partitions()
-            self.samples.append(
+            self._samples.append(
                 {
                     "worker_mib": max(map(_mib, workers), default=0.0),
                     "consumer_mib": max(map(_mib, consumers), default=0.0),
-                    "broker_mib": _mib(broker.pid) if broker.pid is not None else 0.0,
+                    "broker_mib": _mib(stage.place.pid) if stage.place.pid is not None else 0.0,
                     "files": max(map(open_files, [*workers, *consumers]), default=0),
                     "open": sum(part["unfinished"] for part in partitions),
                     "backlog": stage.accepted - stage.received,
                 }
             )
             await asyncio.sleep(SAMPLE_SECONDS)
+
+    async def is_bounded(self, stage: Stage) -> None:
+        """Print the highest samples; raise RunError if some grew."""
+        print(json.dumps({name: max((sample[name] for sample in self._samples), default=0.0) for name in SLACK}))
+        require(not (grown := unbounded(self._samples)), "; ".join(grown))
 
 
 def _mib(pid: int) -> float:
@@ -126,40 +124,7 @@ def unbounded(samples: Sequence[dict[str, float]]) -> list[str]:
     return grown
 
 
-async def run(minutes: float, seed: int) -> dict[str, Any]:
-    """Play and judge the run."""
-    soak = Soak(minutes, seed)
-    setup = begin(workers=2, some=0, rate=RATE)
-    result = await play(Scenario("soak", [soak.play], setup, EmbeddedBroker, some=0))
-    grown = unbounded(soak.samples)
-    wanted = ("accepted", "lost", "duplicates", "causes", "violations", "redelivered", "dead")
-    return {
-        "date": dt.datetime.now(tz=dt.UTC).date().isoformat(),
-        "minutes": minutes,
-        "seed": seed,
-        "faults": soak.faults,
-        **{name: result.statistics.get(name) for name in wanted},
-        "highest": {name: max((sample[name] for sample in soak.samples), default=0.0) for name in SLACK},
-        "unbounded": grown,
-        "recovery_seconds": result.recovery_seconds,
-        "wrong": result.wrong,
-        "passed": not result.wrong and not grown,
-    }
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m lab.faults.soak", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=20.0)
-    parser.add_argument("--seed", type=int, default=None, help="which faults come (default: by chance)")
-    options = parser.parse_args()
-    # The outages are intended.
-    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
-    found = asyncio.run(run(options.minutes, random.randrange(1_000_000) if options.seed is None else options.seed))
-    for line in found.pop("wrong"):
-        print(line)
-    print(json.dumps(found))
-    return 0 if found["passed"] else 1
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def soak(minutes: float) -> Scenario:
+    """Return the scenario of a long run."""
+    run = Soak(minutes)
+    return Scenario("soak", [run.play], begin(workers=2, some=0, rate=RATE), EmbeddedBroker, run.is_bounded, some=0)

@@ -6,10 +6,10 @@ The end of a lease alone is not evidence. A duplicate without evidence violates 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import IntEnum
 
-from lab.proof.evidence import ACK, EVERYBODY, ProcessFaults, TrackerFact, Trail
+from lab.proof.evidence import ACK, EVERYBODY, Evidence, TrackerFact, Trail
 from lab.proof.fold import Key
 
 
@@ -35,21 +35,18 @@ _HINDRANCES = {"pause", "cut"}
 _INTERRUPTIONS = {"stop", "revoke"}
 
 
-def why_expired(
-    trail: Trail, fact: TrackerFact, holder: str, process_of: Mapping[str, str], processes: Mapping[str, ProcessFaults]
-) -> Why | None:
+def why_expired(evidence: Evidence, trail: Trail, fact: TrackerFact, holder: str) -> Why | None:
     """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
     decided = [decision.number for decision in trail.decisions if decision.holder == fact.holder]
     until = max(decided, default=fact.number)
-    since = _taken_at(trail, holder)
-    befell = suffered(processes, (process_of.get(holder, ""), EVERYBODY), since, until)
+    process = evidence.process_of.get(holder, "")
+    befell = evidence.befell(process, EVERYBODY, since=_taken_at(trail, holder), until=until)
     if "kill" in befell:
         return Why.KILLED
     in_hand = any(delivery.holder == holder for delivery in trail.deliveries)
     if is_hindered(trail, befell) or (not in_hand and befell & _INTERRUPTIONS):
         return _cause(trail, fact, in_hand)
-    clock = suffered(processes, (fact.log, EVERYBODY), 0, until)
-    return Why.CLOCK if "clock" in clock else None
+    return Why.CLOCK if "clock" in evidence.befell(fact.log, EVERYBODY, until=until) else None
 
 
 def _taken_at(trail: Trail, holder: str) -> int:
@@ -79,14 +76,6 @@ def _cause(trail: Trail, fact: TrackerFact, in_hand: bool) -> Why:
     return Why.ACK_TOO_LATE if trail.acked_at > fact.offset else Why.ACK_BEHIND_COPY
 
 
-def suffered(processes: Mapping[str, ProcessFaults], names: Sequence[str], since: int, until: int) -> set[str]:
-    found: set[str] = set()
-    for name in names:
-        if name in processes:
-            found |= processes[name].suffered(since, until)
-    return found
-
-
 def deliveries_asked_for(trails: Sequence[Trail]) -> int:
     """Return how many deliveries of a message followed a release, or a redrive of its dead letter."""
     facts = ((trail, fact) for trail in trails for fact in trail.facts)
@@ -96,12 +85,12 @@ def deliveries_asked_for(trails: Sequence[Trail]) -> int:
     )
 
 
-def why_read_again(trail: Trail, moved: Collection[str], lost_offsets: bool) -> Why | None:
-    """Return why one record was delivered more than once; ``moved`` are the queues that changed their groups."""
-    if lost_offsets:
+def why_read_again(evidence: Evidence, trail: Trail) -> Why | None:
+    """Return why one record was delivered more than once."""
+    if "offsets" in evidence.befell(f"queue {trail.queue}", EVERYBODY):
         return Why.OFFSETS_LOST
     # A group delivers a record once, even if its queue has moved meanwhile.
-    return Why.MOVED if trail.queue in moved and len(trail.groups) == len(trail.deliveries) else None
+    return Why.MOVED if trail.queue in evidence.moved and len(trail.groups) == len(trail.deliveries) else None
 
 
 def why_delivered_again(

@@ -75,9 +75,9 @@ from lab.proof.decisions import (
     judge_expiry_of_deliveries,
     judge_fact,
 )
-from lab.proof.evidence import ACK, BITS, EVERYBODY, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
+from lab.proof.evidence import ACK, BITS, CLOCKS, REJECT, RELEASE, Evidence, TrackerFact, Trail, events_of, gather
 from lab.proof.findings import Report
-from lab.proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, REDELIVERED, Key
+from lab.proof.fold import ABANDONED, CANCELLED, COPIED, DEAD_LETTERED, DELAYED, DELIVERED, Key
 from lab.proof.history import LEFT_OUT, Event
 from lab.proof.key_order import is_resumed, is_stranded, judge_lines, redelivered_in_place
 from lab.proof.messages import judge_answers, judge_copies, judge_duplicate, judge_ids, judge_sends
@@ -180,8 +180,7 @@ class _Verdict:
         report.delayed += any(standing is not None and standing.state == DELAYED for _, standing in trail.changes)
 
     def _judge_deliveries(self, trail: Trail) -> None:
-        lost_offsets = any("offsets" in self._evidence.befell(name) for name in (f"queue {trail.queue}", EVERYBODY))
-        why = why_read_again(trail, self._evidence.moved, lost_offsets)
+        why = why_read_again(self._evidence, trail)
         if why is None:
             self._find("delivered-twice", f"{trail}", trail.events)
         else:
@@ -236,7 +235,7 @@ class _Verdict:
     def _judge_fact(self, trail: Trail, fact: TrackerFact) -> None:
         evidence, report = self._evidence, self._report
         expired = fact.cause == MESSAGE_EXPIRED
-        report.redelivered += fact.kind == REDELIVERED
+        report.redelivered += trail.redelivery is not None
         report.message_expired += expired
         report.cancelled += fact.kind == CANCELLED and not expired
         report.abandoned += fact.kind == ABANDONED
@@ -262,7 +261,7 @@ class _Verdict:
         decided = decided_on(trail, fact, evidence.logs[fact.log])
         holder, until = (decided[0].holder, decided[1]) if decided is not None else ("", fact.offset)
         trail.read_again = any(offset >= until for offset, _, _ in trail.acquired)
-        why = why_expired(trail, fact, holder, evidence.process_of, evidence.processes)
+        why = why_expired(evidence, trail, fact, holder)
         if why is None:
             self._find("unexplained", f"{trail}: its lease ended without a cause", trail.events)
         else:
@@ -270,11 +269,10 @@ class _Verdict:
             self._report.expiries[int(why)] += 1
         late = trail.acked_at is not None and trail.acked_at > fact.offset
         # If it was read again after the decision, its consumer does not learn that its ACQUIRE has no effect.
-        if late and not trail.read_again and holder in trail.settled_by:
-            befell = evidence.befell(fact.log) | evidence.befell(evidence.process_of.get(holder, ""))
-            if not befell & {"clock", "step"}:
-                text = f"{trail}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
-                self._find("lease-not-noticed", text, trail.events)
+        clocks = evidence.befell(fact.log, evidence.process_of.get(holder, "")) & CLOCKS
+        if late and not trail.read_again and holder in trail.settled_by and not clocks:
+            text = f"{trail}: the copy stands at {fact.offset}, the ack at {trail.acked_at}"
+            self._find("lease-not-noticed", text, trail.events)
 
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
@@ -291,13 +289,16 @@ class _Verdict:
             attempts = [trail.attempt, *[fact.attempt for fact in dead if trail.queue in self._evidence.ordered]]
             if event["id"] != trail.id or event["attempt"] != attempts[-1]:
                 self._find("fidelity", f"{trail}: dead letter {event['id']} {event['attempt']}", trail.events)
-        self._report.dead += bool(dead)
 
     # --- messages -----------------------------------------------------------------------------------------------------
 
     def _judge_message(self, message: Key, trails: list[Trail]) -> None:
         report = self._report
-        report.acked += any(trail.acked_at is not None for trail in trails)
+        acked = any(trail.acked_at is not None for trail in trails)
+        dead = any(fact.kind == DEAD_LETTERED for trail in trails for fact in trail.facts[:1])
+        report.acked += acked
+        report.dead += dead
+        report.acked_and_dead += acked and dead
         if any(trail.ended for trail in trails):
             self._done.add(message)
         root = self._evidence.trails.get(message)
@@ -318,7 +319,7 @@ class _Verdict:
         self._report.duplicates += surplus
         # A lease may have ended by a log's clock but not by its holder's, before its DISPATCH.
         logs = {trail.log for trail in trails for fact in trail.facts if fact.cause == "EXPIRED"}
-        if self._is_spent(trails[0].queue) and not any(evidence.befell(log) & {"clock", "step"} for log in logs):
+        if self._is_spent(trails[0].queue) and not evidence.befell(*logs) & CLOCKS:
             self._find("dispatched", f"{root}: delivered {delivered} times", events)
         causes = why_delivered_again(trails, self._expiries, self._read_again)
         causes += [why for _, whys in in_place for why in whys]

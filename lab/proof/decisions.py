@@ -14,7 +14,7 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from lab.proof.evidence import Decision, Evidence, MarkersLog, TrackerFact, Trail
+from lab.proof.evidence import CLOCKS, Decision, Evidence, MarkersLog, TrackerFact, Trail
 from lab.proof.fold import (
     ABANDONED,
     CANCELLED,
@@ -207,7 +207,7 @@ class _Judged(NamedTuple):
 def judge_expiry_of_deliveries(evidence: Evidence, trail: Trail) -> None:
     """Judge that no handler got a message long after it had expired."""
     log = evidence.logs.get(trail.log)
-    if log is None or evidence.befell(log.name) & {"clock", "step"}:
+    if log is None or evidence.befell(log.name) & CLOCKS:
         return
     latest_ms = max(_expiries_ms(evidence, trail, None))
     for delivery in trail.deliveries:

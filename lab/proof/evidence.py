@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, FACTS, Fold, Key, Settings, Standing
+from lab.proof.fold import DEFAULT_LIMIT, FACTS, REDELIVERED, Fold, Key, Settings, Standing
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
@@ -25,6 +25,8 @@ from marq.wire.names import is_synthetic
 
 #: The target of faults that hit all processes.
 EVERYBODY = "*"
+#: Faults of a clock.
+CLOCKS = {"clock", "step"}
 
 #: Operations on a record, as bits.
 ACK, RELEASE, REJECT, RENEW, ACQUIRE, RESCHEDULE, CANCEL, DELAY, DISPATCH = (1 << bit for bit in range(9))
@@ -228,6 +230,14 @@ class Trail:
         return None
 
     @property
+    def redelivery(self) -> TrackerFact | None:
+        """The fact of its redelivery, unless an ack that the tracker had not read yet ended it before."""
+        for fact in self.facts[:1]:
+            if fact.kind == REDELIVERED and (self.acked_at is None or self.acked_at > fact.offset):
+                return fact
+        return None
+
+    @property
     def ended(self) -> bool:
         return self.acked_at is not None or bool(self.facts)
 
@@ -413,9 +423,10 @@ class Evidence:
         """Return whether a purge ended a record that no consumer had acquired."""
         return not trail.changes and trail.offset < self.purges.get((trail.queue, trail.source), 0)
 
-    def befell(self, name: str) -> set[str]:
-        """Return all faults that ever hit a process, a log, or a queue's group."""
-        return self.processes[name].suffered(0, self.number) if name in self.processes else set()
+    def befell(self, *names: str, since: int = 0, until: int | None = None) -> set[str]:
+        """Return the faults that hit processes, logs, or queues' groups between two events, or ever."""
+        until = self.number if until is None else until
+        return {op for name in names if name in self.processes for op in self.processes[name].suffered(since, until)}
 
     # --- senders and consumers ----------------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Report:
     delivered: int = 0
     acked: int = 0
     dead: int = 0
+    acked_and_dead: int = 0
     redelivered: int = 0
     #: Messages that their sender or queue delayed, and cancelled ones, which were delayed or waiting for redelivery.
     delayed: int = 0

@@ -12,8 +12,8 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from lab.proof.causes import Why, is_hindered, suffered
-from lab.proof.evidence import EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
+from lab.proof.causes import Why, is_hindered
+from lab.proof.evidence import CLOCKS, EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
 from lab.proof.fold import (
     CANCELLED,
     DELIVERED,
@@ -30,8 +30,6 @@ from marq.wire.names import is_synthetic
 
 _LEASED = (LEASED, LEASED_IN_ORDER)
 _IN_PLACE = (*_LEASED, WAITING_IN_ORDER)
-#: Faults of a clock.
-_CLOCKS = {"clock", "step"}
 
 
 class _Moment(NamedTuple):
@@ -198,7 +196,7 @@ class _Line:
 def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: HandlerDelivery) -> bool:
     """Whether a consumer may have taken an ended lease for valid."""
     names = (trail.log, evidence.process_of.get(delivery.holder, ""), EVERYBODY)
-    return any(evidence.befell(name) & _CLOCKS for name in names)
+    return bool(evidence.befell(*names) & CLOCKS)
 
 
 def _ended_at(trail: Trail) -> float:
@@ -344,16 +342,15 @@ def _why(evidence: Evidence, trail: Trail, former: HandlerDelivery, delivery: Ha
         # Its holder did not notice that its lease had ended; both attempts may have the same number.
         if not _is_clock_wrong(evidence, trail, delivery):
             return None
-        return Why.CLOCK if evidence.befell(trail.log) & _CLOCKS else Why.LEASE_ENDED
+        return Why.CLOCK if evidence.befell(trail.log) & CLOCKS else Why.LEASE_ENDED
     since = max([number for number, holder in trail.acquires if holder == former.holder], default=former.number)
     names = (evidence.process_of.get(former.holder, ""), EVERYBODY)
-    befell = suffered(evidence.processes, names, min(since, former.number), delivery.number)
+    befell = evidence.befell(*names, since=min(since, former.number), until=delivery.number)
     if "kill" in befell:
         return Why.KILLED
     if is_hindered(trail, befell):
         return Why.LEASE_ENDED if trail.acked_at is None else Why.ACK_TOO_LATE
-    clocks = suffered(evidence.processes, (*names, trail.log), 0, delivery.number)
-    return Why.CLOCK if clocks & _CLOCKS else None
+    return Why.CLOCK if evidence.befell(*names, trail.log, until=delivery.number) & CLOCKS else None
 
 
 def is_resumed(evidence: Evidence, trail: Trail, fact: TrackerFact) -> bool:

@@ -105,7 +105,9 @@ async def test_kills_of_a_worker_with_open_leases_are_measured(bench: Bench, mon
 @pytest.mark.skipif(os.environ.get("SPARK") == "skip", reason="SPARK=skip: tests on Spark are left out")
 @pytest.mark.timeout(1_200)  # three starts of Spark
 def test_the_pipeline_finds_the_truth_of_a_history(bench: Bench) -> None:
-    measurements = pipeline.measure(bench, 5 * TURN)
+    bench.size = Size(5 * TURN)
+
+    measurements = pipeline.measure(bench)
 
     assert measurements["markers"] > 2 * 5 * TURN
-    assert len(pipeline.bars({"one": measurements})) == 3
+    assert len(pipeline.bars({"tenth": measurements, "all": measurements})) == 4

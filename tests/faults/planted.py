@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from marq.consumer import turns
+from marq.consumer import priorities, turns
 from marq.consumer.ordering import KeyQueues, Open, PendingRetry
 from marq.consumer.writer import OutcomeWriter
 from marq.core import due_messages
@@ -70,6 +70,11 @@ def loyal() -> None:
         return taken
 
     turns.Turns.take_next = take_next_of_the_same  # type: ignore[method-assign]
+
+
+def greedy() -> None:
+    """Begin messages of a lower priority only while none of a higher one waits."""
+    priorities.FACTOR, priorities.MAX_HELD_BACK_S = 10**9, inf
 
 
 def hurried() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lab.faults.flow_control import Peaks, exceeded, peaks_of, turns_of_others
+from lab.faults.flow_control import Peaks, exceeded, passed_by, peaks_of, turns_of_others
 from lab.proof.history import Event
 from marq.settings.limits import KeyLimits, Limits, Rate
 
@@ -83,3 +83,28 @@ def test_messages_that_wait_behind_many_of_a_busy_key_count_how_many_of_those_be
     # Both of "b" were sent after two of "a", but only one of them to the same partition.
     assert turns_of_others(events, "q", "a", least=2) == [1]
     assert turns_of_others(events, "q", "a", least=3) == []
+
+
+def test_urgent_messages_count_that_a_process_begins_while_lower_ones_of_their_partition_wait() -> None:
+    def event(op: str, queue: str, record: str, process: str = "one") -> dict[str, Any]:
+        return {"process": process, "type": "ok", "op": op, "queue": queue, "record": record}
+
+    def urgent(record: str, process: str = "one") -> dict[str, Any]:
+        return event("deliver", "urgent", record, process)
+
+    events = [
+        urgent("t/0/0"),
+        event("send", "low", "t/0/1"), event("send", "low", "t/0/2"),
+        # One that waits in another partition does not count, nor do the messages of other processes.
+        urgent("t/0/3"), urgent("t/1/0"), urgent("t/0/4"), urgent("t/0/5", "two"),
+        event("deliver", "low", "t/0/1"),
+        urgent("t/0/6"),
+        # Its sender learns after the delivery where it is; and it is delivered again.
+        event("deliver", "low", "t/0/2"), event("send", "low", "t/0/7"), event("deliver", "low", "t/0/2"),
+        event("deliver", "low", "t/0/7", "two"), event("send", "low", "t/0/7"),
+        urgent("t/0/8"),
+    ]  # fmt: skip
+
+    assert passed_by([one | {"at_ms": number} for number, one in enumerate(events)], "urgent", "low") == [2, 1, 0, 1, 0]
+    # A run at the end counts, although no message of the lower queue follows.
+    assert passed_by([one | {"at_ms": number} for number, one in enumerate(events[:4])], "urgent", "low") == [1]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import pytest
 
 from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
-from lab.faults.scenarios import CONCURRENCY, FEW, PATIENT, dies_at, fair, limited
+from lab.faults.scenarios import CONCURRENCY, FEW, PATIENT, dies_at, fair, limited, prioritised
 from lab.stage import Stage
 from marq_worker.broker import EmbeddedBroker
 
@@ -59,8 +58,14 @@ async def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: 
     assert "of another key" in result.wrong[0]
 
 
-async def careless(stage: Stage, here: Any) -> None:
-    await dies_at("in-handler", 30, f"{PLANTED}:careless")(stage, here)
+async def test_a_consumer_that_stalls_a_lower_priority_is_found_out(broker: EmbeddedBroker) -> None:
+    result = await play(prioritised("planted", f"{PLANTED}:greedy"), broker)
+
+    assert "urgent messages while lower ones waited" in result.wrong[0]
+
+
+async def careless(stage: Stage) -> None:
+    await dies_at("in-handler", 30, f"{PLANTED}:careless")(stage)
     await stage.consumer()
 
 

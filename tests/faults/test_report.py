@@ -29,7 +29,14 @@ def test_scenarios_are_chosen_by_the_beginning_of_their_names() -> None:
 
 
 def result(*, lost: int = 0, wrong: list[str] | None = None) -> ScenarioResult:
-    statistics = {"accepted": 100, "lost": lost, "duplicates": 3, "causes": {"1": 2, "6": 1}}
+    statistics = {
+        "accepted": 100,
+        "redelivered": 7,
+        "dead": 2,
+        "lost": lost,
+        "duplicates": 3,
+        "causes": {"1": 2, "6": 1},
+    }
     return ScenarioResult(QUICK[0], 12.0, statistics, 1.25, wrong or [])
 
 
@@ -37,8 +44,8 @@ def test_the_last_line_adds_up_and_names_what_failed() -> None:
     totals = summary([result(), result(lost=2), result(wrong=["early: …"])], 36.4)
 
     assert totals == {
-        "scenarios": 3, "passed": 1, "failed": [QUICK[0].name] * 2, "accepted": 300, "lost": 2, "duplicates": 9,
-        "seconds": 36,
+        "scenarios": 3, "passed": 1, "failed": [QUICK[0].name] * 2, "accepted": 300, "redelivered": 21, "dead": 6,
+        "lost": 2, "duplicates": 9, "seconds": 36,
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ async def test_a_worker_that_dies_as_told_before_its_partitions_are_seen_is_not_
 ) -> None:
     runs(KILLED)
     async with Stage(SERVERS, tmp_path) as stage:
-        worker = await stage.worker("--die-in-transaction=1")
+        worker = await stage.worker("--die-at=in-transaction")
 
         assert worker.has_killed_itself
 
@@ -63,7 +63,7 @@ def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(
     assert after - before == pytest.approx(4000 + 3_600_000, abs=50)
 
 
-@pytest.mark.parametrize(("code", "options"), [(KILLED, []), (ENDED, ["--die-in-transaction=1"])])
+@pytest.mark.parametrize(("code", "options"), [(KILLED, []), (ENDED, ["--die-at=in-transaction"])])
 async def test_any_other_end_is_reported(
     tmp_path: Path, runs: Callable[[str], None], code: str, options: list[str]
 ) -> None:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.bench.client import CHUNK, QUEUE, fill, fill_keys, say, take_keys, told
+from lab.bench.client import CHUNK, QUEUE, fill, say, take_keys, told
 from lab.bench.rows.drain import drained, relative
 from lab.bench.rows.latency import paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
@@ -23,14 +23,13 @@ UNORDERED, ORDERED, LIMITED = "marq run, unordered", "marq run, by key", "marq r
 TWO_OF_A_KEY = {"limits": {"per_key": {"concurrency": 2}}}
 
 
-def drain(bench: Bench, keys: int, settings: Mapping[str, Any] | None = None) -> Measurements:
-    """Drain a queue of messages with ``keys`` ordering keys; 0: without order. ``settings`` are others than order."""
+def drain(bench: Bench, settings: Mapping[str, Any] | None = None) -> Measurements:
+    """Drain a queue; with ``settings``, one whose messages have ordering keys."""
     prefix, size = bench.prefix(), bench.size
     worker = bench.worker(prefix)
-    if keys:
-        asyncio.run(fill_keys(bench.servers, prefix, size.messages, size.value_bytes, keys, settings))
-    else:
-        asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
+    if settings:
+        asyncio.run(take_keys(bench.servers, prefix, settings))
+    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes, KEYS if settings else 0))
     return drained(bench, prefix, worker, "run", (WORK_MS, 1), CONCURRENCY)
 
 
@@ -39,9 +38,9 @@ ORDERED_ROW = BenchRow(
     f"a full queue drained by one process; {WORK_MS} ms of waiting per message at concurrency {CONCURRENCY:,}; without "
     f"order; with {KEYS:,} ordering keys in turn; with as many keys, of which each has a limit of 2",
     {
-        UNORDERED: partial(drain, keys=0),
-        ORDERED: partial(drain, keys=KEYS),
-        LIMITED: partial(drain, keys=KEYS, settings=TWO_OF_A_KEY),
+        UNORDERED: drain,
+        ORDERED: partial(drain, settings={"ordering": "key"}),
+        LIMITED: partial(drain, settings=TWO_OF_A_KEY),
     },
     lambda medians: [
         relative(_RELATIVE, medians, ORDERED, UNORDERED, LEAST_OF_UNORDERED),

@@ -206,9 +206,9 @@ def test_a_variable_that_resembles_a_setting_is_misspelt(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "name",
     [
-        # Ours, of the embedded broker, of tests and of shell completion.
+        # Ours, of the embedded broker, and of shell completion.
         *("MARQ_HANDLERS_PROCESS", "MARQ_CACHE", "MARQ_BROKER_HEAP", "MARQ_MAVEN_REPOSITORY"),
-        *("MARQ_FAULTS_SEED", "_MARQ_COMPLETE"),
+        "_MARQ_COMPLETE",
         # Those that Kubernetes sets for services named "marq" and "marq-sqs".
         *("MARQ_PORT", "MARQ_SERVICE_HOST", "MARQ_SERVICE_PORT", "MARQ_PORT_6066_TCP_ADDR", "MARQ_SQS_SERVICE_HOST"),
         *("MARQ_SQS_SERVICE_PORT", "MARQ_SQS_PORT_9324_TCP", "MARQ_SQS_PORT_9324_TCP_PORT"),
