@@ -67,7 +67,9 @@ _sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
 #: The second and third are as late as each other.
 _holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), ordered_holder(9, 1)])
 _ids = st.sampled_from(["", "", "x", "y"])
-_held_kinds = st.sampled_from([Renew, Dispatch])
+#: Also shorter than the rest of a lease.
+_leases = st.sampled_from([1, 100, 200])
+_flags = st.tuples(st.booleans(), st.booleans())
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS, _LONGEST_MS])
 _times = st.sampled_from([-50, 0, 5, 50, _LONGEST_MS])
@@ -135,6 +137,7 @@ class LeaseMachine(RuleBasedStateMachine):
         offsets=_offsets,
         back=st.integers(0, 3),
         in_order=st.booleans(),
+        counted=st.booleans(),
         others_holder=st.none() | _holders,
         data=st.data(),
     )
@@ -146,6 +149,7 @@ class LeaseMachine(RuleBasedStateMachine):
         offsets: list[int],
         back: int,
         in_order: bool,
+        counted: bool,
         others_holder: int | None,
         data: st.DataObject,
     ) -> None:
@@ -158,7 +162,7 @@ class LeaseMachine(RuleBasedStateMachine):
         for name, its_holder in {queue: holder, **other}.items():
             payloads = [payload(name, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]
             first = max(0, offsets[0] - back)
-            self.fold(Acquire(name, its_holder, source, offsets, 100, first, payloads, dues, in_order))
+            self.fold(Acquire(name, its_holder, source, offsets, 100, first, payloads, dues, in_order, counted))
 
     @rule(queue=_queues, source=_records, offsets=_offsets, onwards=st.booleans())
     def resume(self, queue: str, source: Source, offsets: list[int], onwards: bool) -> None:
@@ -209,9 +213,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def cancel(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
         self.fold(Cancel(queue, holder + 200, source, offsets))
 
-    @rule(
-        queue=_queues, source=_records | st.none(), end=_offsets, back_ms=_times, flags=st.tuples(*[st.booleans()] * 2)
-    )
+    @rule(queue=_queues, source=_records | st.none(), end=_offsets, back_ms=_times, flags=_flags)
     def purge(self, queue: str, source: Source | None, end: list[int], back_ms: int, flags: tuple[bool, bool]) -> None:
         """Purge a source up to an offset, or messages without records up to a time."""
         place, before = (Source(WITHOUT_RECORDS, 0), self.absolute(back_ms) - 1) if source is None else (source, end[0])
@@ -293,14 +295,23 @@ class LeaseMachine(RuleBasedStateMachine):
         times = [self.times(data, True, 1), True] if kind is Reschedule else []
         self.fold(kind(ANY_QUEUE, holder, source, [int(offset)], *times))
 
-    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, kind=_held_kinds)
-    def renew_or_dispatch(self, queue: str, source: Source, holder: int, offsets: list[int], kind: type[Any]) -> None:
-        self.fold(kind(queue, holder, source, offsets, 100))
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, lease_ms=_leases, flags=_flags)
+    def renew(
+        self, queue: str, source: Source, holder: int, offsets: list[int], lease_ms: int, flags: tuple[bool, bool]
+    ) -> None:
+        self.fold(Renew(queue, holder, source, offsets, lease_ms, *flags))
 
-    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, delay=_delays, counted=st.booleans())
-    def release(self, queue: str, source: Source, holder: int, offsets: list[int], delay: int, counted: bool) -> None:
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, lease_ms=_leases)
+    def dispatch(self, queue: str, source: Source, holder: int, offsets: list[int], lease_ms: int) -> None:
+        self.fold(Dispatch(queue, holder, source, offsets, lease_ms))
+
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, counted=st.booleans(), data=st.data())
+    def release(
+        self, queue: str, source: Source, holder: int, offsets: list[int], counted: bool, data: st.DataObject
+    ) -> None:
+        delays = [data.draw(_delays) for _ in offsets]
         errors = [f"error {offset % 3}" for offset in offsets]
-        self.fold(Release(queue, holder, source, offsets, [delay] * len(offsets), counted, errors))
+        self.fold(Release(queue, holder, source, offsets, delays, counted, errors))
 
     @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets)
     def reject(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
