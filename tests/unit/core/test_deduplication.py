@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
@@ -18,14 +17,14 @@ from marq.wire.names import (
     synthetic_topic,
 )
 from tests.unit.core.batches import DRAWN, LETTERS, QUEUE, cancel, payload
-from tests.unit.core.test_lease_book import T0, Log
+from tests.unit.core.logs import T0, Log
 
 WINDOW_MS = 10_000
 SETTINGS = QueueSettings(deduplication_window_ms=WINDOW_MS)
 
 
 def new_log() -> Log:
-    return Log(SETTINGS)
+    return Log(settings=SETTINGS)
 
 
 def headers(own_id: str | None, key: bytes | None = None) -> Sequence[tuple[str, bytes | None]]:
@@ -73,51 +72,11 @@ def restarted(log: Log) -> None:
 # --- which messages are duplicates ------------------------------------------------------------------------------------
 
 
-def test_of_messages_with_the_same_id_only_the_first_is_accepted_also_within_one_batch() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", "b", "a", None, None))
-    log.fold(sent(10, "b", "c", None))
-
-    assert opened(log) == [0, 1, 3, 4, 11, 12]
-    counts = log.book.counts[QUEUE]
-    assert (counts.delayed, counts.deduplicated, counts.reacquired) == (6, 2, 0)
-
-
 def test_it_does_not_matter_who_sends_the_second_one() -> None:
     log = new_log()
     log.fold(sent(0, "a"), sent(0, "a", source=Source(synthetic_topic(6), 2)))
 
     assert [source for source, _, _ in log.book.open_leases()] == [DRAWN]
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_duplicate_is_dropped_after_the_message_has_ended(restart: bool) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), cancel([0]))
-    log.book.due(T0)
-    log.fold(dataclasses.replace(cancel([0])))
-    if restart:
-        restarted(log)
-
-    log.fold(sent(1, "a"), at=T0 + WINDOW_MS - 1)
-
-    assert 1 not in opened(log)
-    assert log.book.counts[QUEUE].deduplicated == 1
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_an_id_is_accepted_again_when_its_window_has_passed(restart: bool) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
-    if restart:
-        restarted(log)
-
-    log.fold(sent(1, "a"), at=T0 + WINDOW_MS - 1)
-    log.fold(sent(2, "a"), at=T0 + WINDOW_MS)
-    log.fold(sent(3, "a"), at=T0 + 2 * WINDOW_MS - 1)
-    log.fold(sent(4, "a"), at=T0 + 2 * WINDOW_MS)
-
-    assert opened(log) == [0, 2, 4]
 
 
 def test_the_window_is_that_of_the_queue_when_the_id_is_accepted() -> None:
@@ -153,14 +112,6 @@ def test_no_queue_key_and_id_are_mistaken_for_others() -> None:
     }
 
     assert len(digests) == 4
-
-
-def test_a_delay_that_is_written_twice_is_counted_as_read_again_and_not_as_a_duplicate() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", from_offset=0), sent(0, "a", from_offset=0))
-
-    counts = log.book.counts[QUEUE]
-    assert (counts.delayed, counts.reacquired, counts.deduplicated) == (1, 1, 0)
 
 
 @pytest.mark.parametrize("source", [LETTERS, Source(schedule_topic("s", "1"), 0)])

@@ -16,7 +16,7 @@ from lab.proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from lab.proof.history import holder_name, log_name, marker, name_of
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
-from marq.core.redeliver_or_dead_letter import DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Delay,
     Discard,
     Dispatch,
+    Kind,
     Payload,
     Purge,
     Reject,
@@ -59,6 +60,14 @@ BACKOFF_RULE = Backoff(10, 2.0, 100)
 WINDOW_MS = 60
 _MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
 
+#: Where a message goes with each fact.
+_DESTINATIONS = {
+    Kind.REDELIVERED: Destination.QUEUE,
+    Kind.DELIVERED: Destination.QUEUE,
+    Kind.DEAD_LETTERED: Destination.DEAD_LETTERS,
+    Kind.CANCELLED: Destination.NOWHERE,
+    Kind.ABANDONED: Destination.NOWHERE,
+}
 #: The longest time that the format allows.
 _LONGEST_MS = 2**63 - 1
 
@@ -166,7 +175,7 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @rule(queue=_queues, source=_records, offsets=_offsets, onwards=st.booleans())
     def resume(self, queue: str, source: Source, offsets: list[int], onwards: bool) -> None:
-        question = Resume(queue, self.offset + 10, source, offsets[:1] if onwards else offsets, onwards)
+        question = Resume(queue, self.offset + 10, source, offsets, onwards)
         self.fold(question)
         self.resumes.append((question, self.offset))
 
@@ -278,6 +287,7 @@ class LeaseMachine(RuleBasedStateMachine):
         state = rows.State[standing.state]
         was_released = state in (rows.State.RELEASED, rows.State.WAITING_IN_ORDER)
         attempt = standing.attempt + (was_released and standing.counted)
+        attempt -= state is rows.State.LEASED_IN_ORDER and not standing.counted
         wait_ms = min(max(0, standing.due_ms - self.plain.now_ms), 2**32 - 1)
         return state, attempt, wait_ms, standing.text
 
@@ -371,6 +381,7 @@ class LeaseMachine(RuleBasedStateMachine):
             for fire in fires
         }
         assert found.items() <= due.items()
+        assert all(fire.destination is _DESTINATIONS[fire.fact_kind] for fire in fires)
         assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
         assert [fire.lease.due_ms for fire in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
         places = [fire.lease.holder if fire.lease.state is State.DELAYED else 0 for fire in fires]

@@ -15,7 +15,7 @@ from marq.dead_letters.log import Stored
 from marq.wire.dead_letter_notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Disposition, Note, decode, encoded, is_note
 from marq.wire.markers import Batch, Cause, Fact, Kind, Source
 from tests.unit.core.batches import HOLDER, LETTERS, OTHER, QUEUE, discard, redrive
-from tests.unit.core.test_lease_book import T0, Log
+from tests.unit.core.logs import T0, Log
 
 
 def delivered(offsets: list[int]) -> Batch:

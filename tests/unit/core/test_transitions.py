@@ -27,7 +27,6 @@ from tests.unit.core.batches import (
     fact,
     ordered,
     payload,
-    redrive,
     reject,
     release,
     renew,
@@ -84,6 +83,18 @@ PATHS: dict[State | Absent, list[Batch]] = {
     State.LEASED_IN_ORDER: [ordered([5])],
     State.WAITING_IN_ORDER: [ordered([5]), release([5], BLOCKED_MS, holder=FORMER)],
     State.EXHAUSTED: [ordered([5]), release([5], LAST, holder=FORMER)],
+}
+#: The gauge in which a message of each state counts.
+GAUGES = {
+    State.LEASED: "in_flight",
+    State.RELEASED: "released",
+    State.REJECTED: "rejected",
+    State.DELAYED: "delayed",
+    State.CANCELLED: "delayed",
+    State.DISPATCHED: "in_flight",
+    State.LEASED_IN_ORDER: "in_flight",
+    State.WAITING_IN_ORDER: "released",
+    State.EXHAUSTED: "rejected",
 }
 #: Messages of these sources are not records, so other markers open them.
 OWN_SOURCES = {Marker.DELAY: _delay([5]).source, Marker.DISCARD: LETTERS}
@@ -161,21 +172,11 @@ def test_only_the_holder_moves_a_message_in_flight(state: State, marker: Marker)
     assert after is before
 
 
-def test_a_delay_opens_a_message_once() -> None:
-    log = Log(_delay([5]))
-    assert log.state() is TRANSITIONS[Marker.DELAY][NEW]
-    log.fold(reschedule([5], 5_000, source=OWN_SOURCES[Marker.DELAY]))
-    [(_, _, before)] = log.book.open_leases()
-    log.fold(_delay([5]))
-    [(_, _, after)] = log.book.open_leases()
-    assert after is before
-    log.fold(cancel([5], source=OWN_SOURCES[Marker.DELAY]))
-    log.fold(_delay([5]))
-    assert log.state() is State.CANCELLED
+@pytest.mark.parametrize("state", State)
+def test_a_message_counts_in_the_gauge_of_its_state(state: State) -> None:
+    gauge = Log(*PATHS[state]).book.gauges()["emails"]
 
-
-def test_a_discard_ends_a_dead_letter_that_was_not_redriven() -> None:
-    log = Log(discard([5]), redrive([5]))
-    assert log.state() is None
-    log = Log(redrive([5]), discard([5]))
-    assert log.state() is State.DELAYED
+    names = {*GAUGES.values()}
+    assert {name: getattr(gauge, name) for name in names} == {name: int(name == GAUGES[state]) for name in names}
+    assert gauge.oldest_ms == (None if GAUGES[state] == "delayed" else T0)
+    assert bool(gauge.blocked) is (state is State.WAITING_IN_ORDER)
