@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from contextlib import suppress
 
 import pytest
@@ -311,23 +310,6 @@ async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> N
     rig.settler.gate.set()
     await rig.settler.until(lambda: rig.acked == [0])
     await pool.stop(1)
-
-
-async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(message) -> None:
-        begun.set()
-        go_on.wait(LIMIT_S)
-
-    rig, pool = await working(make_rig, handler)
-    await asyncio.to_thread(begun.wait, LIMIT_S)
-    await lose(rig)
-    go_on.set()
-    await rig.settler.until(lambda: rig.acked == [0])
-    await pool.stop(1)
-
-    assert "lease lost; its handler runs in a thread and can't be cancelled: queue=q" in caplog.text
 
 
 # The last renewal was at the beginning, or at 80 s.

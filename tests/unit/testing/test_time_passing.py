@@ -412,42 +412,6 @@ async def test_a_message_can_be_kept_for_days_by_its_own_renewals_or_by_a_long_m
     assert [seen.attempt for seen in broker.acked("q")] == [1]
 
 
-async def test_a_worker_s_handler_of_three_hours_finishes_if_max_lease_is_longer(broker, producer) -> None:
-    begun, gate = [], asyncio.Event()
-
-    @marq.handler("videos")
-    async def convert(message: marq.Message) -> None:
-        begun.append(message.attempt)
-        await gate.wait()
-
-    broker.define("videos", lease=30, max_lease=4 * 3600)
-    async with broker.worker(convert) as worker:
-        await producer.send("videos", b"x")
-        await broker.advance(3 * 3600, settle=False)
-        gate.set()
-        await broker.drain()
-
-    assert (begun, worker.errors) == ([1], [])
-    assert [seen.attempt for seen in broker.acked("videos")] == [1]
-
-
-async def test_a_worker_s_handler_loses_its_message_at_the_max_lease_of_its_queue(broker, producer) -> None:
-    elapsed, begun = passed(broker), []
-
-    @marq.handler("videos")
-    async def convert(message: marq.Message) -> None:
-        begun.append((message.attempt, elapsed()))
-        if message.attempt == 1:
-            await asyncio.Event().wait()
-
-    broker.define("videos", lease=30, max_lease=100)
-    async with broker.worker(convert):
-        await producer.send("videos", b"x")
-        await broker.advance(101, settle=False)
-
-    assert begun == [(1, 0), (2, pytest.approx(100, abs=0.1))]
-
-
 async def test_max_lease_can_be_changed_while_a_message_is_held(broker, producer) -> None:
     async with broker.consumer("q") as consumer:
         await producer.send("q", b"x")
@@ -461,23 +425,3 @@ async def test_max_lease_can_be_changed_while_a_message_is_held(broker, producer
 
         with pytest.raises(marq.LeaseLost):
             await message.ack()
-
-
-async def test_a_pause_ends_for_workers_after_hours(broker, producer) -> None:
-    elapsed, seen = passed(broker), []
-
-    @marq.handler("emails")
-    async def handle(message: marq.Message) -> None:
-        seen.append((message.value, elapsed()))
-
-    async with broker.worker(handle):
-        await broker.queues.pause("emails", 3 * 3600)
-        await producer.send("emails", b"now")
-        await producer.send("emails", b"later", delay=60)
-        await broker.advance(3 * 3600 - 1)
-        assert seen == []
-        await broker.advance(2)
-
-    assert sorted(value for value, _ in seen) == [b"later", b"now"]
-    # The end is a whole second.
-    assert {10_800 <= at_s <= 10_801 for _, at_s in seen} == {True}
