@@ -14,6 +14,7 @@ import marq
 from marq.consumer.handlers_session import HandlersSession
 from marq.testing import Broker
 from marq.testing.group import Member
+from tests.unit.testing.handling import handling
 
 
 def handle_by_name(message: marq.Message) -> None:
@@ -182,11 +183,8 @@ async def test_a_consumer_warns_of_settings_that_only_a_worker_would_publish(cap
     @marq.handler("orders", max_attempts=3, lease=30, concurrency=2)
     async def bill(message: marq.Message) -> None: ...
 
-    async with Broker() as broker, broker.consumer("orders") as consumer:
-        running = asyncio.create_task(consumer.run(bill))
+    async with Broker() as broker, handling(broker.consumer("orders"), bill):
         await broker.settle()
-        await consumer.stop()
-        await running
 
     [warning] = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     # then: the lease is that of the queue anyway
