@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.backoff import Backoff
@@ -19,12 +21,14 @@ class Log:
 
     def __init__(self, *batches: Batch, settings: QueueSettings = SETTINGS) -> None:
         self.settings = settings
+        #: The queues that are paused.
+        self.paused: set[str] = set()
         self.book = self._new_book()
         self.table: dict[bytes, bytes] = {}
         self.fold(*batches)
 
     def _new_book(self) -> LeaseBook:
-        return LeaseBook(lambda queue: self.settings)
+        return LeaseBook(lambda queue: replace(self.settings, paused=queue in self.paused))
 
     def fold(self, *batches: Batch, at: int = T0) -> None:
         for batch in batches:
@@ -41,7 +45,8 @@ class Log:
         return changes
 
     def restart(self) -> None:
-        """Restore another book from the rows that were written."""
+        """Write the changed rows, and restore another book from the table."""
+        self.write()
         self.book = self._new_book()
         self.book.restore(sorted(self.table.items()))
 

@@ -64,11 +64,6 @@ def tick(log: Log, at: int) -> None:
     log.fold(Tick(at, 0), at=at)
 
 
-def restarted(log: Log) -> None:
-    log.write()
-    log.restart()
-
-
 # --- which messages are duplicates ------------------------------------------------------------------------------------
 
 
@@ -191,7 +186,6 @@ def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
     log.book._settings = lambda queue: SETTINGS
     # The record of `first` still keeps that of `a` from being removed.
     log.fold(sent(2, "a"), at=T0 + 10)
-    log.write()
     log.restart()
 
     tick(log, T0 + WINDOW_MS)
@@ -235,7 +229,7 @@ def test_messages_of_several_senders_that_are_due_together_come_in_the_order_of_
     for number in range(30):
         log.fold(sent(number, f"id-{number}", source=sources[number % 3]))
     if restart:
-        restarted(log)
+        log.restart()
 
     assert [fire.offset for fire in log.book.due(T0)] == list(range(30))
 

@@ -34,7 +34,6 @@ def test_what_is_due_in_the_same_millisecond_comes_in_the_order_in_which_it_was_
     log.fold(delay([3], [T0 + 5_000], relative=False), at=T0 + 4)
     log.fold(reschedule([2], T0 + 5_000, relative=False), at=T0 + 5)
     if restart:
-        log.write()
         log.restart()
 
     order = [(fire.source, fire.offset) for fire in log.book.due(T0 + HOUR_MS)]
@@ -48,7 +47,6 @@ def test_a_day_of_delays_is_hinted_at_in_its_order(restart: bool) -> None:
     times = [(number * 7_919) % 86_400_000 for number in range(3_000)]
     log.fold(delay(range(3_000), times))
     if restart:
-        log.write()
         log.restart()
 
     found: list[DueAction] = []

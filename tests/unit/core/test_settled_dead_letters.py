@@ -48,7 +48,6 @@ def test_a_dead_letter_is_settled_once_despite_further_requests(first: Batch, ag
         log.fold(delivered([3, 9]))
     notes(log)
     if restart:
-        log.write()
         log.restart()
 
     log.fold(again)
