@@ -20,29 +20,10 @@ from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Acquire, Renew, Source
 from marq.wire.names import ATTEMPT_HEADER, EXPIRED_HEADER, UNCOUNTED_HEADER
-from tests.unit.client.fakes import FakeRecord, Rig, spin
+from tests.unit.client.fakes import FakeRecord, HangingEach, Rig, spin
 
 P0 = Source("t", 0)
 MakeRig = Callable[..., Rig]
-
-
-class Handler:
-    """Hangs with each message until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.running: list[int] = []
-        self.ends: dict[int, asyncio.Event] = {}
-
-    async def __call__(self, message: Message) -> None:
-        self.running.append(message.offset)
-        try:
-            await self.ends.setdefault(message.offset, asyncio.Event()).wait()
-        finally:
-            self.running.remove(message.offset)
-
-    async def end(self, offset: int) -> None:
-        self.ends[offset].set()
-        await spin(60)
 
 
 def suspect(offset: int, attempt: int, uncounted: int = 0) -> FakeRecord:
@@ -77,7 +58,7 @@ async def test_the_attempts_of_polled_messages_count_from_the_beginning(make_rig
 async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those_that_wait_have_none(
     make_rig: MakeRig,
 ) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(3)
     rig.work(handler, 1)
     await spin(60)
@@ -93,7 +74,7 @@ async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those
 
 
 async def test_a_handler_that_returns_soon_needs_no_start(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(1)
     rig.work(handler, 1)
     await spin(60)
@@ -125,7 +106,7 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
 
 
 async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.settler.gate.clear()
     rig.reader.add(P0, suspect(0, 1))
     rig.work(handler, 1)
@@ -141,7 +122,7 @@ async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig)
 async def test_the_first_suspect_with_used_up_attempts_runs_alone_and_each_that_ends_lets_more_run(
     make_rig: MakeRig,
 ) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.reader.add(P0, *[suspect(offset, 2) for offset in range(6)], FakeRecord(6), FakeRecord(7))
     rig.work(handler, 8)
     await spin(60)
@@ -154,7 +135,7 @@ async def test_the_first_suspect_with_used_up_attempts_runs_alone_and_each_that_
 
 
 async def test_a_suspect_has_its_last_attempt_alone_however_many_have_ended(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     last = QueueSettings().max_attempts
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2), suspect(2, last), suspect(3, 2), FakeRecord(4))
     rig.work(handler, 5)
@@ -172,7 +153,7 @@ async def test_a_suspect_has_its_last_attempt_alone_however_many_have_ended(make
 async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
     make_rig: MakeRig, releases: int, delay_ms: int
 ) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
     rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)])
     rig.work(handler, 2)
     for _ in range(20):
@@ -186,7 +167,7 @@ async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
 async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_the_first_one_that_has_some(
     make_rig: MakeRig,
 ) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 1), suspect(2, 1), suspect(3, 1))
     rig.work(handler, 5)
     await spin(60)
@@ -197,7 +178,7 @@ async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_th
 
 
 async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
     rig.reader.add(P0, suspect(0, 1), suspect(1, 1))
     rig.work(handler, 2)
     await spin(60)
@@ -206,7 +187,7 @@ async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRi
 
 
 async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
     rig.work(handler, 2)
     await spin(60)
@@ -220,7 +201,7 @@ async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_proces
 
 
 async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
     rig.reader.add(P0, *[suspect(offset, 1) for offset in range(20)], FakeRecord(20))
     rig.work(handler, 2)
     for _ in range(20):
@@ -234,7 +215,7 @@ async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> 
 
 
 async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
     rig.work(handler, 2)
     await spin(60)
@@ -246,7 +227,7 @@ async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> N
 
 
 async def test_suspects_that_have_ended_are_forgotten_while_other_messages_run(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(1)
     rig.work(handler, 4)
     await spin(60)

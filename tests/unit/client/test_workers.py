@@ -18,7 +18,7 @@ from marq.core.storage.rows import row_key
 from marq.leases.message import Message
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
-from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, P1, Hanging, Rig, spin
 
 Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], HandlerPool[Any]]
 
@@ -42,18 +42,6 @@ def work(request: pytest.FixtureRequest) -> Work:
     """Start one worker that gets messages one by one, or in lists."""
     found: Work = request.param
     return found
-
-
-class Waiting:
-    """A handler that waits until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, messages: Sequence[Message]) -> None:
-        self.begun.set()
-        await self.go_on.wait()
 
 
 class PanicException(BaseException):
@@ -322,7 +310,7 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
 async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_task_goes_on(
     make_rig, work, counted: bool, expected: tuple[int, bool, str]
 ) -> None:
-    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig, waiting, cancelling = make_rig(), Hanging(), []
     rig.add(1)
 
     async def handler(messages) -> None:
@@ -347,7 +335,7 @@ async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_t
 
 
 async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_message(make_rig, work) -> None:
-    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig, waiting, cancelling = make_rig(), Hanging(), []
     rig.add(2)
 
     async def handler(messages) -> None:
@@ -374,7 +362,7 @@ async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_m
 
 
 async def test_a_stop_may_follow_an_operator_s_cancellation(make_rig, work) -> None:
-    rig, waiting = make_rig(), Waiting()
+    rig, waiting = make_rig(), Hanging()
     rig.add(1)
     pool = work(rig, waiting)
     await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
@@ -408,7 +396,7 @@ async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make
 
 
 async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
-    rig, waiting = make_rig(), Waiting()
+    rig, waiting = make_rig(), Hanging()
     rig.add(1)
     pool = work(rig, waiting)
     before = pool.calls()
@@ -551,7 +539,7 @@ async def test_where_there_is_a_backlog_the_lists_of_a_slow_handler_are_full(mak
 
 
 async def test_no_more_is_held_for_lists_than_may_be_in_flight(make_rig) -> None:
-    rig, handler = make_rig(max_in_flight=150), Waiting()
+    rig, handler = make_rig(max_in_flight=150), Hanging()
     rig.add(1_000)
 
     pool = rig.work_on_batches(handler, 4, most=150)
@@ -684,7 +672,7 @@ async def test_a_stop_releases_what_a_thread_has_not_ended_in_time_and_says_that
 async def test_a_stop_without_running_handlers_logs_nothing(make_rig, caplog) -> None:
     caplog.set_level(logging.INFO, "marq")
     rig = make_rig()
-    pool = rig.work(Waiting())
+    pool = rig.work(Hanging())
 
     await pool.stop(LIMIT_S)
 
