@@ -18,10 +18,8 @@ import pytest
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
-from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release, Source
-from tests.unit.client.fakes import FakeRecord, HangingEach, Rig, spin
-
-P0 = Source("t", 0)
+from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release
+from tests.unit.client.fakes import P0, FakeRecord, HangingEach, Rig, spin
 
 
 @pytest.fixture

@@ -15,17 +15,11 @@ from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, Release, Source
 from marq.wire.names import markers_partition
-from tests.unit.client.fakes import FakeRecord, Rig, spin
-
-P0, P1 = Source("t", 0), Source("t", 1)
+from tests.unit.client.fakes import P0, P1, FakeRecord, Rig, spin
 
 
 def records(*offsets: int, **fields: object) -> list[FakeRecord]:
     return [FakeRecord(offset, **fields) for offset in offsets]  # type: ignore[arg-type]
-
-
-async def taken_after_commit(rig: Rig, count: int) -> list[int]:
-    return [message.offset for message in await rig.take(count)]
 
 
 async def test_a_batch_is_acquired_committed_and_delivered_in_this_order(make_rig) -> None:
@@ -486,7 +480,7 @@ async def test_nothing_is_fetched_before_a_request(make_rig) -> None:
     await spin()
 
     assert rig.reader.fetched == []
-    assert await taken_after_commit(rig, 1) == [0]
+    assert [message.offset for message in await rig.take(1)] == [0]
 
 
 async def test_what_is_held_never_passes_max_in_flight_and_membership_goes_on(make_rig) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from marq.core import due_messages
@@ -22,11 +20,6 @@ from tests.unit.core.batches import (
     renew,
 )
 from tests.unit.core.logs import T0, Log
-
-
-def rows_of_messages(table: Mapping[bytes, object]) -> list[bytes]:
-    return [key for key in table if key[:1] in (b"r", b"s")]
-
 
 # --- hard cases -------------------------------------------------------------------------------------------------------
 
@@ -106,7 +99,7 @@ def test_a_renewal_of_a_written_message_does_not_write_its_payload_again() -> No
 
     changes = log.write()
 
-    (key,) = rows_of_messages(changes)
+    (key,) = [key for key in changes if key[:1] in (b"r", b"s")]
     assert key[:1] == b"s"
     assert len(changes[key] or b"") < 100
 
