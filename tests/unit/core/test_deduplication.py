@@ -67,39 +67,6 @@ def tick(log: Log, at: int) -> None:
 # --- which messages are duplicates ------------------------------------------------------------------------------------
 
 
-def test_it_does_not_matter_who_sends_the_second_one() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), sent(0, "a", source=Source(synthetic_topic(6), 2)))
-
-    assert [source for source, _, _ in log.book.open_leases()] == [DRAWN]
-
-
-def test_the_window_is_that_of_the_queue_when_the_id_is_accepted() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
-    log.book._settings = lambda queue: QueueSettings(deduplication_window_ms=10)
-    log.fold(sent(1, "b"), at=T0 + 1)
-
-    log.fold(sent(2, "a", "b"), at=T0 + 20)
-
-    assert opened(log) == [0, 1, 3]
-    log.fold(sent(4, "a"), at=T0 + WINDOW_MS)
-    assert opened(log) == [0, 1, 3, 4]
-
-
-def test_queues_and_ordering_keys_have_ids_of_their_own() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), sent(1, "a", key=b"k"), sent(2, "a", key=b"l"), sent(3, "a", key=b"k"))
-    log.fold(sent(0, "a", queue="other", source=Source(synthetic_topic(6), 2)))
-
-    assert sorted((lease.queue, offset) for _, offset, lease in log.book.open_leases()) == [
-        (QUEUE, 0),
-        (QUEUE, 1),
-        (QUEUE, 2),
-        ("other", 0),
-    ]
-
-
 def test_no_queue_key_and_id_are_mistaken_for_others() -> None:
     digests = {
         deduplication.digest_of(queue, headers(own_id, key))
@@ -181,9 +148,9 @@ def test_many_ids_that_expire_together_are_removed_in_several_writes(monkeypatch
 def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
     log = new_log()
     log.fold(sent(0, "first"))
-    log.book._settings = lambda queue: QueueSettings(deduplication_window_ms=10)
+    log.settings = QueueSettings(deduplication_window_ms=10)
     log.fold(sent(1, "a"))
-    log.book._settings = lambda queue: SETTINGS
+    log.settings = SETTINGS
     # The record of `first` still keeps that of `a` from being removed.
     log.fold(sent(2, "a"), at=T0 + 10)
     log.restart()

@@ -12,6 +12,7 @@ from marq.wire.markers import Acquire, Kind, Payload, Source
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
+    OTHER,
     QUEUE,
     SOURCE,
     ack,
@@ -37,6 +38,14 @@ def test_a_topic_that_was_created_again_is_told_once(restart: bool) -> None:
 
     assert log.book.take_recreated() == [(QUEUE, now)]
     assert log.book.take_recreated() == []
+
+
+def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known() -> None:
+    log = Log(acquire([10, 11], from_offset=10), ack([10, 11]))
+
+    log.fold(acquire([5, 6, 10], holder=OTHER, from_offset=5))
+
+    assert log.leases().keys() == {5, 6}
 
 
 def test_a_record_that_was_folded_is_not_folded_again() -> None:

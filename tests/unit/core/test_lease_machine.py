@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from typing import Any
 
 from hypothesis import settings
@@ -50,7 +50,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER, WITHOUT_RECORDS
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, WITHOUT_RECORDS, synthetic_topic
 from marq.wire.ordered_holders import ordered_holder
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
@@ -72,10 +72,13 @@ _DESTINATIONS = {
 _LONGEST_MS = 2**63 - 1
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
-_sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
+#: Two senders of delayed messages.
+_senders = st.sampled_from([DRAWN, Source(synthetic_topic(6), 2)])
+_sources = st.one_of(_records, _senders, st.just(LETTERS))
 #: The second and third are as late as each other.
 _holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), ordered_holder(9, 1)])
 _ids = st.sampled_from(["", "", "x", "y"])
+_keys = st.sampled_from(["", "", "k"])
 #: Also shorter than the rest of a lease.
 _leases = st.sampled_from([1, 100, 200])
 _flags = st.tuples(st.booleans(), st.booleans())
@@ -88,17 +91,19 @@ _queues = st.sampled_from(["a", "b"])
 _any_queues = st.one_of(_queues, st.just(ANY_QUEUE))
 
 
-def payload(queue: str, offset: int, attempt: int = 1, own_id: str = "") -> Payload:
-    headers = ((DEDUPLICATION_ID_HEADER, own_id.encode()),) if own_id else ()
+def payload(queue: str, offset: int, attempt: int = 1, own_id: str = "", key: str = "") -> Payload:
+    named = {DEDUPLICATION_ID_HEADER: own_id, ORDERING_KEY_HEADER: key}
+    headers = tuple((name, value.encode()) for name, value in named.items() if value)
     return Payload(0, attempt, None, headers, f"{queue} {offset}".encode())
 
 
 class PlainFold(Fold):
     """Remembers what is asked: by whom and of which queue, the message, whether to move it, and whether in time."""
 
-    def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
-        rules = {"backoff": astuple(BACKOFF_RULE), "deduplication_window_ms": WINDOW_MS}
-        super().__init__(lambda queue: [{**rules, "max_attempts": limit} for limit in limits(queue)])
+    def __init__(self, settings: Callable[[], QueueSettings]) -> None:
+        names = ("max_attempts", "deduplication_window_ms")
+        backoff = {"backoff": astuple(BACKOFF_RULE)}
+        super().__init__(lambda queue: [{name: getattr(settings(), name) for name in names} | backoff])
         self.asked: list[tuple[tuple[str, str], Key, bool, bool]] = []
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
@@ -113,7 +118,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS)
         self.book = LeaseBook(self.setting)
         # The book folds each marker at once, so it goes by the settings of that moment.
-        self.plain = PlainFold(lambda queue: [self.settings.max_attempts])
+        self.plain = PlainFold(lambda: self.settings)
         self.namer = Tracker(self.setting, 9)
         self.table: dict[bytes, bytes] = {}
         self.time_ms = self.monotonic_ms = 100_000
@@ -186,13 +191,21 @@ class LeaseMachine(RuleBasedStateMachine):
         drawn = data.draw(st.lists(_times, min_size=count, max_size=count))
         return [max(0, time_ms) if relative else self.absolute(time_ms) for time_ms in drawn]
 
-    @rule(queue=_queues, offsets=_offsets, relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data())
-    def delay(self, queue: str, offsets: list[int], relative: bool, back: int | None, data: st.DataObject) -> None:
-        ids = [data.draw(_ids) for _ in offsets]
-        payloads = [payload(queue, offset, own_id=own_id) for offset, own_id in zip(offsets, ids, strict=True)]
+    @rule(
+        queue=_queues,
+        source=_senders,
+        offsets=_offsets,
+        relative=st.booleans(),
+        back=st.none() | st.integers(0, 3),
+        data=st.data(),
+    )
+    def delay(
+        self, queue: str, source: Source, offsets: list[int], relative: bool, back: int | None, data: st.DataObject
+    ) -> None:
+        payloads = [payload(queue, offset, own_id=data.draw(_ids), key=data.draw(_keys)) for offset in offsets]
         from_offset = None if back is None else max(0, offsets[0] - back)
         times = self.times(data, relative, len(offsets))
-        self.fold(Delay(queue, 1, DRAWN, offsets, times, relative, from_offset, payloads))
+        self.fold(Delay(queue, 1, source, offsets, times, relative, from_offset, payloads))
 
     @rule(queue=_queues, offsets=_offsets, redriven=st.booleans())
     def settle(self, queue: str, offsets: list[int], redriven: bool) -> None:
@@ -336,11 +349,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def set_the_brokers_clock(self, jump_ms: int) -> None:
         self.time_ms += jump_ms
 
-    @rule(max_attempts=st.integers(1, 3))
-    def change_the_limit(self, max_attempts: int) -> None:
-        self.settings = QueueSettings(
-            max_attempts=max_attempts, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS
-        )
+    @rule(max_attempts=st.integers(1, 3), window_ms=st.sampled_from([10, WINDOW_MS]))
+    def change_the_settings(self, max_attempts: int, window_ms: int) -> None:
+        self.settings = replace(self.settings, max_attempts=max_attempts, deduplication_window_ms=window_ms)
 
     @rule()
     def append_garbage(self) -> None:
