@@ -8,7 +8,7 @@ import pytest
 
 from marq.core.storage import deduplication, rows
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Delay, Payload, Source, Tick
+from marq.wire.markers import Batch, Delay, Payload, Source, Tick
 from marq.wire.names import (
     deduplicating_partition,
     markers_partition,
@@ -23,8 +23,8 @@ WINDOW_MS = 10_000
 SETTINGS = QueueSettings(deduplication_window_ms=WINDOW_MS)
 
 
-def new_log() -> Log:
-    return Log(settings=SETTINGS)
+def new_log(*batches: Batch) -> Log:
+    return Log(*batches, settings=SETTINGS)
 
 
 def headers(own_id: str | None, key: bytes | None = None) -> Sequence[tuple[str, bytes | None]]:
@@ -78,8 +78,7 @@ def test_no_queue_key_and_id_are_mistaken_for_others() -> None:
 
 @pytest.mark.parametrize("source", [LETTERS, Source(schedule_topic("s", "1"), 0)])
 def test_redriven_dead_letters_and_messages_of_schedules_are_never_duplicates(source: Source) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
+    log = new_log(sent(0, "a"))
     log.fold(sent(1, "a", "a", source=source, from_offset=1))
 
     assert len(opened(log)) == 3
@@ -89,8 +88,7 @@ def test_redriven_dead_letters_and_messages_of_schedules_are_never_duplicates(so
 
 def test_a_message_without_an_id_costs_no_look_at_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deduplication.AcceptedIds, "accept", None)
-    log = new_log()
-    log.fold(sent(0, None, None))
+    log = new_log(sent(0, None, None))
 
     assert opened(log) == [0, 1]
 
@@ -99,8 +97,7 @@ def test_a_message_without_an_id_costs_no_look_at_its_headers(monkeypatch: pytes
 
 
 def test_a_delay_leaves_one_row_for_all_its_ids_until_they_expire() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", "b", "c"))
+    log = new_log(sent(0, "a", "b", "c"))
     log.write()
 
     [key] = id_rows(log)
@@ -118,8 +115,7 @@ def test_a_delay_leaves_one_row_for_all_its_ids_until_they_expire() -> None:
 
 
 def test_ids_that_expire_before_their_row_is_written_leave_none() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
+    log = new_log(sent(0, "a"))
     log.fold(sent(1, "b"), at=T0 + WINDOW_MS)
     tick(log, T0 + 3 * WINDOW_MS)
 
@@ -146,8 +142,7 @@ def test_many_ids_that_expire_together_are_removed_in_several_writes(monkeypatch
 
 
 def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
-    log = new_log()
-    log.fold(sent(0, "first"))
+    log = new_log(sent(0, "first"))
     log.settings = QueueSettings(deduplication_window_ms=10)
     log.fold(sent(1, "a"))
     log.settings = SETTINGS
@@ -163,8 +158,7 @@ def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
 
 
 def test_an_id_outlives_a_jump_of_the_brokers_clock() -> None:
-    log = new_log()
-    log.fold(Tick(9, 0), sent(0, "a"))
+    log = new_log(Tick(9, 0), sent(0, "a"))
     # Nothing is removed while the next TICK may still set the clock back.
     log.fold(sent(1, "b"), at=T0 + 3_600_000)
     log.write()

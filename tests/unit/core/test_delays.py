@@ -75,8 +75,7 @@ def test_a_synthetic_source_is_forgotten_with_its_last_message() -> None:
 
 def test_the_index_of_a_message_that_is_moved_again_and_again_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
-    log = Log()
-    log.fold(delay([0], [HOUR_MS]))
+    log = Log(delay([0], [HOUR_MS]))
     for turn in range(5_000):
         log.fold(reschedule([0], HOUR_MS + turn * SPAN_MS))
 

@@ -28,8 +28,7 @@ from tests.unit.core.logs import T0, Log
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_topic_that_was_created_again_is_told_once(restart: bool) -> None:
     former, now = Source("orders@aaaaaaaaaaaa", 0), Source("orders@bbbbbbbbbbbb", 0)
-    log = Log()
-    log.fold(acquire([0], source=Source("orders", 0)), acquire([0], source=former), acquire([0]))
+    log = Log(acquire([0], source=Source("orders", 0)), acquire([0], source=former), acquire([0]))
     assert log.book.take_recreated() == []
     if restart:
         log.restart()
@@ -49,8 +48,7 @@ def test_a_record_whose_marker_was_lost_is_opened_although_later_ones_are_known(
 
 
 def test_a_record_that_was_folded_is_not_folded_again() -> None:
-    log = Log()
-    log.fold(acquire([1]))
+    log = Log(acquire([1]))
 
     with pytest.raises(AssertionError, match="folded after"):
         log.book.fold(ack([1]), T0, 0)
@@ -84,15 +82,13 @@ def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch:
 
 
 def test_the_applied_row_comes_last() -> None:
-    log = Log()
-    log.fold(acquire([1]))
+    log = Log(acquire([1]))
 
     assert list(log.write())[-1] == rows.APPLIED_KEY
 
 
 def test_changes_are_given_once() -> None:
-    log = Log()
-    log.fold(acquire([1]))
+    log = Log(acquire([1]))
     assert log.book.changed
     log.write()
 
@@ -101,8 +97,7 @@ def test_changes_are_given_once() -> None:
 
 
 def test_a_renewal_of_a_written_message_does_not_write_its_payload_again() -> None:
-    log = Log()
-    log.fold(Acquire(QUEUE, HOLDER, SOURCE, [1], LEASE_MS, 1, [payload(value=b"x" * 10_000)]))
+    log = Log(Acquire(QUEUE, HOLDER, SOURCE, [1], LEASE_MS, 1, [payload(value=b"x" * 10_000)]))
     log.write()
     log.fold(renew([1]), at=T0 + 400)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from marq.core.redeliver_or_dead_letter import Destination, is_delivery
 from marq.core.storage.rows import LeaseRow, State
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Delay
+from marq.wire.markers import Batch, Delay
 from tests.unit.core import logs
 from tests.unit.core.batches import DRAWN, LEASE_MS, QUEUE, ack, acquire, payload, reject, release
 from tests.unit.core.logs import T0, Log
@@ -15,9 +15,10 @@ from tests.unit.core.logs import T0, Log
 SETTINGS = replace(logs.SETTINGS, max_attempts=2)
 
 
-def paused_log(queue: str = QUEUE) -> Log:
+def paused_log(*batches: Batch, queue: str = QUEUE) -> Log:
     log = Log(settings=SETTINGS)
     log.paused = {queue}
+    log.fold(*batches)
     return log
 
 
@@ -26,8 +27,7 @@ def due(log: Log, at: int) -> list[tuple[int, Destination]]:
 
 
 def test_what_would_be_delivered_waits_and_what_dies_or_is_over_does_not() -> None:
-    log = paused_log()
-    log.fold(acquire([1, 2, 3]), acquire([4], attempt=2), release([2]), reject([3]))
+    log = paused_log(acquire([1, 2, 3]), acquire([4], attempt=2), release([2]), reject([3]))
     log.fold(Delay(QUEUE, 1, DRAWN, [9], [T0], False, None, [payload()]))
 
     assert due(log, T0 + LEASE_MS) == [(3, Destination.DEAD_LETTERS), (4, Destination.DEAD_LETTERS)]
@@ -38,8 +38,7 @@ def test_what_would_be_delivered_waits_and_what_dies_or_is_over_does_not() -> No
 
 
 def test_all_that_waited_comes_once_it_is_resumed_in_its_order() -> None:
-    log = paused_log()
-    log.fold(acquire([1, 2, 3]), release([2]))
+    log = paused_log(acquire([1, 2, 3]), release([2]))
     log.fold(Delay(QUEUE, 1, DRAWN, [9], [T0 + 10], False, None, [payload()]))
     assert due(log, T0 + LEASE_MS) == []
     # What ends meanwhile does not come back.
@@ -57,8 +56,7 @@ def test_all_that_waited_comes_once_it_is_resumed_in_its_order() -> None:
 
 
 def test_other_queues_go_on_and_a_message_that_is_moved_comes_at_its_new_time_only() -> None:
-    log = paused_log("other")
-    log.fold(acquire([1]), acquire([2], queue="other"))
+    log = paused_log(acquire([1]), acquire([2], queue="other"), queue="other")
     assert due(log, T0 + LEASE_MS) == [(1, Destination.QUEUE)]
 
     # The next reader of its partition acquires it again, and its earlier lease ends.
@@ -71,8 +69,7 @@ def test_other_queues_go_on_and_a_message_that_is_moved_comes_at_its_new_time_on
 
 
 def test_what_waits_survives_a_new_owner() -> None:
-    log = paused_log()
-    log.fold(acquire([1]), release([1]))
+    log = paused_log(acquire([1]), release([1]))
     assert due(log, T0) == []
     log.restart()
 
@@ -83,8 +80,7 @@ def test_what_waits_survives_a_new_owner() -> None:
 
 def test_a_message_that_was_read_during_the_pause_comes_at_once_and_was_due_since_then() -> None:
     """Its place in the order is the one in which messages were read."""
-    log = paused_log()
-    log.fold(acquire([5, 6], dues_ms=[0, 0]))
+    log = paused_log(acquire([5, 6], dues_ms=[0, 0]))
     log.fold(acquire([7, 8], dues_ms=[T0 + 5_000, 0]), at=T0 + 1_000)
     assert due(log, T0 + 1_000) == []
     # The next owner has not seen the pause.
