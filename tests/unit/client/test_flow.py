@@ -548,45 +548,34 @@ async def test_a_message_that_does_not_fit_is_left_to_the_tracker_without_its_va
     assert rig.reader.committed == {P0: 5}
 
 
-async def test_messages_without_a_receive_call_are_released_after_a_lease(make_rig) -> None:
+@pytest.mark.parametrize(
+    ("taken", "handler_demand", "kept", "delay_ms"),
+    [(1, 0, [], 0), (0, 4, [0, 1, 2, 3], 30_000)],
+    ids=["no call waits any more", "a slow handler needs fewer"],
+)
+async def test_excess_prefetch_is_released_uncounted_after_a_lease(
+    make_rig, taken: int, handler_demand: int, kept: list[int], delay_ms: int
+) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *records(*range(4)))
-    rig.buffer.call_demand = 4
-    rig.receiver.demand()
-    await asyncio.wait_for(rig.buffer.wait(), 60)
-    rig.buffer.take(rig.clock())
-    rig.buffer.call_demand = 0
-
-    rig.clock.now_s += 20
-    await rig.receiver.writer.renew()
-    assert len(rig.buffer.ready) == 3
-    rig.clock.now_s += 20
-    await rig.receiver.writer.renew()
-
-    assert not rig.buffer.ready
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
-
-
-async def test_excess_prefetch_of_a_slow_handler_is_released_uncounted_after_a_lease(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, *records(*range(10)))
+    rig.add(10)
     rig.buffer.call_demand = 10
     rig.receiver.demand()
     await asyncio.wait_for(rig.buffer.wait(), 60)
-    rig.buffer.call_demand, rig.buffer.handler_demand = 0, 4
+    for _ in range(taken):
+        rig.buffer.take(rig.clock())
+    rig.buffer.call_demand, rig.buffer.handler_demand = 0, handler_demand
 
     rig.clock.now_s += 20
     await rig.receiver.writer.renew()
-    assert len(rig.buffer.ready) == 10
+    assert len(rig.buffer.ready) == 10 - taken
     rig.clock.now_s += 20
     await rig.receiver.writer.renew()
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    (release,) = rig.settler.of(Release)
-    assert list(release.offsets) == [4, 5, 6, 7, 8, 9]
-    assert (release.counted, set(release.delays_ms)) == (False, {30_000})
-    assert [message.offset for message in rig.buffer.ready.all()] == [0, 1, 2, 3]
+    [release] = rig.settler.of(Release)
+    assert list(release.offsets) == list(range(taken + len(kept), 10))
+    assert (release.counted, set(release.delays_ms)) == (False, {delay_ms})
+    assert [message.offset for message in rig.buffer.ready.all()] == kept
 
 
 async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:

@@ -151,11 +151,11 @@ async def test_which_suspects_run_next_to_other_messages(
 
 
 @pytest.mark.parametrize(("releases", "delay_ms"), [(0, FIRST_AWAY_MS), (3, 8 * FIRST_AWAY_MS), (30, 30_000)])
-async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
+async def test_suspects_that_can_not_wait_are_away_for_longer_each_time_and_hold_up_no_other_message(
     make_rig: MakeRig, releases: int, delay_ms: int
 ) -> None:
     rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
-    rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)])
+    rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)], FakeRecord(20))
     rig.work(handler, 2)
     for _ in range(20):
         await spin(60)
@@ -163,6 +163,9 @@ async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
         await rig.settled()
 
     assert {delay_ms for delay_ms, _, _ in rig.released.values()} == {delay_ms}
+    assert sorted(handler.running) == [0, 20]
+    # Four may wait for their turns, twice as many as there are handlers.
+    assert len(rig.released) == 15
 
 
 async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
@@ -177,20 +180,6 @@ async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_proces
 
     [(offset, (_, counted, _))] = rig.released.items()
     assert (offset, counted) == (1, False)
-
-
-async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
-    rig.reader.add(P0, *[suspect(offset, 1) for offset in range(20)], FakeRecord(20))
-    rig.work(handler, 2)
-    for _ in range(20):
-        await spin(60)
-        await rig.clock.advance(0.1)
-        await rig.settled()
-
-    assert sorted(handler.running) == [0, 20]
-    # Four may wait for their turns, twice as many as there are handlers.
-    assert len(rig.released) == 15
 
 
 async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
