@@ -11,6 +11,7 @@ import marq
 from marq.metrics import ClientCollector, HandlerMetrics
 from marq.testing import Broker
 from marq.testing.cluster import MemoryWriter
+from tests.unit.testing.handling import handling
 
 
 @pytest.fixture
@@ -110,12 +111,13 @@ async def test_handlers_are_measured_by_outcome(registry: CollectorRegistry) -> 
         if message.value == b"bad":
             raise marq.Reject("bad")
 
-    async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        handling(broker.consumer("emails"), handle, middleware=[metrics]),
+    ):
         await producer.send_many("emails", [b"good", b"bad"])
-        running = asyncio.create_task(consumer.run(handle, middleware=[metrics]))
         assert {await seen.get(), await seen.get()} == {b"good", b"bad"}
-        await consumer.stop()
-        await running
 
     def calls(outcome: str) -> float | None:
         labels = {"queue": "emails", "outcome": outcome}
@@ -138,11 +140,8 @@ async def test_a_measured_handler_gets_its_value_decorated_or_not(registry: Coll
     async with Broker() as broker, broker.producer() as producer:
         for function in (decorated, handle):
             await producer.send(decorated, [1, 2])
-            async with broker.consumer("emails") as consumer:
-                running = asyncio.create_task(consumer.run(function, middleware=[metrics]))
+            async with handling(broker.consumer("emails"), function, middleware=[metrics]):
                 await broker.drain("emails")
-                await consumer.stop()
-                await running
 
     assert seen == [[1, 2], [1, 2]]
 
@@ -155,12 +154,13 @@ async def test_plain_functions_are_measured_in_their_threads(registry: Collector
         loop.call_soon_threadsafe(done.set)
         raise marq.Retry(delay=60)
 
-    async with Broker() as broker, broker.producer() as producer, broker.consumer("emails") as consumer:
+    async with (
+        Broker() as broker,
+        broker.producer() as producer,
+        handling(broker.consumer("emails"), handle, middleware=[metrics]),
+    ):
         await producer.send("emails", b"one")
-        running = asyncio.create_task(consumer.run(handle, middleware=[metrics]))
         await done.wait()
-        await consumer.stop()
-        await running
 
     labels = {"queue": "emails", "outcome": "retry"}
     assert registry.get_sample_value("marq_process_duration_seconds_count", labels) == 1

@@ -78,16 +78,6 @@ def test_values_are_made_and_encoded_in_the_thread_that_sends_them(servers, pref
     assert sorted(values(servers, names.messages)) == [b"0", b"1", b"2", b"3"]
 
 
-def test_what_can_not_be_encoded_is_named_and_nothing_is_sent(servers, prefix, names) -> None:
-    with marq.SyncProducer(servers, prefix=prefix, codec=marq.JSON) as producer:
-        with pytest.raises(TypeError, match=r"queue 'q', item 1: marq\.JSON can't encode the value: JSON has no set"):
-            producer.send_many("q", [1, {2}])
-        with pytest.raises(ValueError, match=r"queue 'q': marq\.JSON can't encode"):
-            producer.send("q", float("nan"))
-
-    assert values(servers, names.messages) == []
-
-
 def test_many_threads_share_one(producer, servers, names) -> None:
     receipts: list[marq.Receipt] = []
 

@@ -17,6 +17,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 import marq
 from marq import tracing
 from marq.testing import Broker
+from tests.unit.testing.handling import handling
 
 QUEUE = "emails"
 
@@ -231,12 +232,9 @@ async def test_plain_functions_are_told_of_from_their_threads(spans: Spans) -> N
         loop.call_soon_threadsafe(done.set)
         raise marq.Retry(delay=60)
 
-    async with Broker() as broker, broker.producer() as producer, broker.consumer(QUEUE) as consumer:
+    async with Broker() as broker, broker.producer() as producer, handling(broker.consumer(QUEUE), handle):
         await producer.send(QUEUE, b"one")
-        running = asyncio.create_task(consumer.run(handle))
         await done.wait()
-        await consumer.stop()
-        await running
 
     [span] = spans.named(f"process {QUEUE}")
     assert dict(span.attributes or {})["marq.outcome"] == "retry"
@@ -278,15 +276,12 @@ async def test_a_handler_that_loses_its_lease_is_cancelled_in_its_span(spans: Sp
     async with (
         Broker() as broker,
         broker.producer() as producer,
-        broker.consumer(QUEUE, lease=30, max_lease=30) as consumer,
+        handling(broker.consumer(QUEUE, lease=30, max_lease=30), handle),
     ):
         await producer.send(QUEUE, b"one")
-        running = asyncio.create_task(consumer.run(handle))
         await begun.wait()
         await broker.advance(30, settle=False)
         await broker.drain(QUEUE)
-        await consumer.stop()
-        await running
 
     assert attempts == [1, 2]
     lost, done = spans.named(f"process {QUEUE}")

@@ -186,6 +186,49 @@ class FakeWriter:
                 await self.changed.wait()
 
 
+class Hanging:
+    """A handler that waits until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.finished = False
+
+    async def __call__(self, work: object) -> None:
+        self.begun.set()
+        await self.go_on.wait()
+        self.finished = True
+
+
+class HangingEach:
+    """A handler that hangs with each message until the test lets it end."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.running: list[int] = []
+        self._ends: dict[int, asyncio.Event] = {}
+        self._begun = asyncio.Event()
+
+    async def __call__(self, message: Message) -> None:
+        self.seen.append(message.offset)
+        self.running.append(message.offset)
+        self._begun.set()
+        try:
+            await self._ends.setdefault(message.offset, asyncio.Event()).wait()
+        finally:
+            self.running.remove(message.offset)
+
+    async def end(self, offset: int) -> None:
+        self._ends[offset].set()
+        await spin(60)
+
+    async def has_seen(self, count: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.seen) < count:
+                self._begun.clear()
+                await self._begun.wait()
+
+
 AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
 
 

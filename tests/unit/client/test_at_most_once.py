@@ -18,33 +18,8 @@ import pytest
 from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
 from marq.settings.queue import AT_LEAST_ONCE, AT_MOST_ONCE, QueueSettings
-from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release, Source
-from tests.unit.client.fakes import FakeRecord, Rig, spin
-
-P0 = Source("t", 0)
-
-
-class Handler:
-    """Hangs with each message until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.seen: list[int] = []
-        self._ends: dict[int, asyncio.Event] = {}
-        self._begun = asyncio.Event()
-
-    async def __call__(self, message: Message) -> None:
-        self.seen.append(message.offset)
-        self._begun.set()
-        await self._ends.setdefault(message.offset, asyncio.Event()).wait()
-
-    def end(self, offset: int) -> None:
-        self._ends[offset].set()
-
-    async def has_seen(self, count: int) -> None:
-        async with asyncio.timeout(60):
-            while len(self.seen) < count:
-                self._begun.clear()
-                await self._begun.wait()
+from marq.wire.markers import MAX_BATCH_MARKERS, Acquire, Dispatch, Release
+from tests.unit.client.fakes import P0, FakeRecord, HangingEach, Rig, spin
 
 
 @pytest.fixture
@@ -85,14 +60,14 @@ async def test_all_other_queues_are_started_as_the_consumer_says(make_rig: Calla
 async def test_a_message_is_dispatched_only_when_its_handler_begins_and_handlers_that_begin_together_share_a_marker(
     rig: Rig,
 ) -> None:
-    handler = Handler()
+    handler = HangingEach()
     pool = rig.work(handler, 2)
 
     await handler.has_seen(2)
     await spin()
     assert (handler.seen, dispatches(rig)) == ([0, 1], [[0, 1]])
 
-    handler.end(0)
+    await handler.end(0)
     await handler.has_seen(3)
     await spin()
     assert (handler.seen, dispatches(rig)) == ([0, 1, 2], [[0, 1], [2]])
@@ -119,7 +94,7 @@ async def test_a_batch_is_dispatched_only_when_its_handler_begins(rig: Rig) -> N
 
 async def test_a_stop_releases_messages_whose_handlers_have_not_begun(rig: Rig) -> None:
     rig.settler.gate.clear()
-    handler = Handler()
+    handler = HangingEach()
     pool = rig.work(handler, 2)
     await spin()
 
@@ -241,7 +216,7 @@ class BrokenWriter:
 
 async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
     rig.receiver.starts._writer = BrokenWriter()
-    pool = rig.work(Handler(), 2)
+    pool = rig.work(HangingEach(), 2)
 
     with pytest.raises(RuntimeError, match="a bug"):
         async with asyncio.timeout(60):

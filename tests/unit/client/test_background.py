@@ -6,11 +6,10 @@ import asyncio
 
 import pytest
 
-import marq
 from marq.consumer.handler_pool import HandlerTasks
 from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, MarqError
-from tests.unit.client.fakes import LIMIT_S, P1, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, P1, Hanging, Rig, spin
 
 TASKS = ["marq-receiver", "marq-writer", "marq-alarm"]
 
@@ -104,20 +103,6 @@ async def test_a_consumer_that_can_no_longer_follow_its_queues_ends_with_an_erro
 
         with pytest.raises(MarqError, match="ZeroDivisionError"):
             await consumer.receive(wait=LIMIT_S)
-
-
-class Hanging:
-    """A handler that ends when the test lets it."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.finished = False
-
-    async def __call__(self, message: marq.Message) -> None:
-        self.begun.set()
-        await self.go_on.wait()
-        self.finished = True
 
 
 @pytest.mark.parametrize("worker", [False, True])

@@ -12,10 +12,9 @@ import marq
 from marq.settings.breaker_thresholds import Breaker
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Acquire, Source
-from tests.unit.client.fakes import LIMIT_S, FakeRecord, Rig, spin
+from marq.wire.markers import Acquire
+from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, spin
 
-P0 = Source("t", 0)
 RULES = QueueSettings(breaker=Breaker(failure_rate=0.5, window=4, reset_timeout_ms=30_000))
 
 

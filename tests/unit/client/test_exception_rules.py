@@ -15,10 +15,9 @@ from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings, check_document, queue_settings
 from marq.wire.error_texts import error_of, traceback_of
-from marq.wire.markers import BACKOFF, Reject, Release, Source
-from tests.unit.client.fakes import FakeRecord
+from marq.wire.markers import BACKOFF, Reject, Release
+from tests.unit.client.fakes import P0, FakeRecord
 
-P0 = Source("t", 0)
 FIRST, SECOND = Backoff(base_ms=1), Backoff(base_ms=2)
 
 

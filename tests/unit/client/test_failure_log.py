@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -121,60 +121,49 @@ async def test_a_flood_of_failures_is_summed_up_and_shows_each_traceback_once(ma
     assert len(later) == 2
 
 
-async def test_only_the_last_attempt_has_its_traceback_without_the_frames_of_marq(make_rig) -> None:
-    for attempt, kept in ((4, False), (5, True)):
-        rig = make_rig()
-        attempts(rig, attempt)
-
-        await handled(rig)
-
-        [(_, _, text)] = rig.released.values()
-        assert error_of(text) == "ValueError: cannot bill order 0"
-        assert bool(traceback_of(text)) is kept
-    assert traceback_of(text).startswith("Traceback (most recent call last):\n")
-    assert "in bill" in traceback_of(text)
-    assert "handler_pool" not in traceback_of(text)
-
-
-async def test_a_queue_can_do_without_tracebacks(make_rig) -> None:
-    rig = with_settings(make_rig, tracebacks=False)
-    attempts(rig, 5)
-
-    await handled(rig)
-
-    assert [text for _, _, text in rig.released.values()] == ["ValueError: cannot bill order 0"]
-
-
-async def test_a_value_that_cannot_be_decoded_leaves_no_traceback_because_it_may_quote_the_value(make_rig) -> None:
-    rig = make_rig()
-    rig.add(1)
-
-    async def decode(message: Message) -> None:
+def raising(error: Exception) -> Callable[[Message], Awaitable[None]]:
+    async def handle(message: Message) -> None:
         try:
-            bill(7)
-        except ValueError as error:
-            raise marq.DecodeError("not JSON") from error
+            bill(message.offset)
+        except ValueError as cause:
+            raise error from cause
 
-    await handled(rig, decode)
-
-    assert list(rig.rejected.values()) == ["not JSON"]
+    return handle
 
 
-async def test_a_rejection_with_a_cause_keeps_the_traceback_of_the_cause(make_rig) -> None:
-    rig = make_rig()
-    rig.add(1)
+@pytest.mark.parametrize(
+    ("document", "attempt", "handler", "error", "traced"),
+    [
+        ({}, 4, handle, "ValueError: cannot bill order 0", False),
+        ({}, 5, handle, "ValueError: cannot bill order 0", True),
+        ({"tracebacks": False}, 5, handle, "ValueError: cannot bill order 0", False),
+        ({}, 1, raising(marq.DecodeError("not JSON")), "not JSON", False),
+        ({}, 1, raising(marq.Reject("no such order")), "no such order", True),
+    ],
+    ids=[
+        "before the last attempt",
+        "the last attempt",
+        "tracebacks = false",
+        "its traceback may quote the value",
+        "a cause",
+    ],
+)
+async def test_a_dead_letter_keeps_its_traceback_without_the_frames_of_marq(
+    make_rig, document, attempt, handler, error, traced
+) -> None:
+    rig = with_settings(make_rig, **document)
+    attempts(rig, attempt)
 
-    async def reject(message: Message) -> None:
-        try:
-            bill(7)
-        except ValueError as error:
-            raise marq.Reject("no such order") from error
+    await handled(rig, handler)
 
-    await handled(rig, reject)
-
-    [text] = rig.rejected.values()
-    assert error_of(text) == "no such order"
-    assert traceback_of(text).endswith("ValueError: cannot bill order 7")
+    [text] = [*rig.rejected.values(), *(text for _, _, text in rig.released.values())]
+    trace = traceback_of(text)
+    assert (error_of(text), bool(trace)) == (error, traced)
+    if traced:
+        assert trace.startswith("Traceback (most recent call last):\n")
+        assert "in bill" in trace
+        assert trace.endswith("ValueError: cannot bill order 0")
+        assert "handler_pool" not in trace
 
 
 def test_a_traceback_that_raises_is_empty() -> None:

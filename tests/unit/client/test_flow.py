@@ -15,17 +15,11 @@ from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import encode
 from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, Release, Source
 from marq.wire.names import markers_partition
-from tests.unit.client.fakes import FakeRecord, Rig, spin
-
-P0, P1 = Source("t", 0), Source("t", 1)
+from tests.unit.client.fakes import P0, P1, FakeRecord, Rig, spin
 
 
 def records(*offsets: int, **fields: object) -> list[FakeRecord]:
     return [FakeRecord(offset, **fields) for offset in offsets]  # type: ignore[arg-type]
-
-
-async def taken_after_commit(rig: Rig, count: int) -> list[int]:
-    return [message.offset for message in await rig.take(count)]
 
 
 async def test_a_batch_is_acquired_committed_and_delivered_in_this_order(make_rig) -> None:
@@ -46,43 +40,6 @@ async def test_a_batch_is_acquired_committed_and_delivered_in_this_order(make_ri
     assert [payload.left for payload in batch.payloads] == [True] * 3
 
 
-async def test_a_failed_acquire_hands_nothing_out_and_commits_nothing_until_it_is_written(make_rig) -> None:
-    rig = make_rig()
-    committed_at: list[int] = []
-    rig.reader.during_commit = lambda: committed_at.append(len(rig.acquirer.written))
-    rig.acquirer.refuse = 1
-    rig.reader.add(P0, *records(0, 1))
-
-    assert await taken_after_commit(rig, 2) == [0, 1]
-
-    assert committed_at == [1]
-    assert rig.receiver.prefetch.in_flight == 2
-
-
-async def test_an_acquire_whose_answer_was_lost_is_written_again_from_where_the_read_began(make_rig) -> None:
-    rig = make_rig()
-    rig.acquirer.refuse_written = 1
-    rig.reader.add(P0, *records(3, 4))
-
-    assert await taken_after_commit(rig, 2) == [3, 4]
-
-    assert [(list(each.offsets), each.from_offset) for each in rig.acquirer.of(Acquire)] == [([3, 4], 3), ([3, 4], 3)]
-
-
-async def test_a_failed_commit_hands_nothing_out_and_reads_again(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.refuse_commits = 1
-    handed: list[int] = []
-    rig.reader.during_commit = lambda: handed.append(rig.receiver.prefetch.in_flight)
-    rig.reader.add(P0, *records(0, 1, 2))
-
-    assert await taken_after_commit(rig, 3) == [0, 1, 2]
-
-    assert handed == [0, 0]
-    assert rig.receiver.prefetch.in_flight == 3
-    assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 0]
-
-
 async def test_a_slow_commit_drops_only_messages_whose_own_lease_has_expired(make_rig) -> None:
     rig = make_rig(["short", "long"], leases_ms={"short": 2_000, "long": 900_000})
 
@@ -97,25 +54,6 @@ async def test_a_slow_commit_drops_only_messages_whose_own_lease_has_expired(mak
 
     assert message.offset == 1
     assert not rig.receiver.prefetch.buffers["short"].ready
-
-
-async def test_what_was_fetched_behind_a_failed_batch_goes_back_with_it_and_nothing_is_skipped(make_rig) -> None:
-    rig = make_rig()
-    rig.acquirer.gate.clear()
-    rig.acquirer.refuse = 1
-    rig.buffer.handler_demand = 10
-    rig.reader.add(P0, *records(0, 1))
-    rig.receiver.demand()
-    await spin()
-    rig.reader.add(P0, *records(2, 3))
-    rig.reader.add(P1, *records(0, 1))
-    await spin()
-
-    rig.acquirer.gate.set()
-    messages = await rig.take(6)
-
-    found = sorted((message.partition, message.offset) for message in messages)
-    assert found == [(0, 0), (0, 1), (0, 2), (0, 3), (1, 0), (1, 1)]
 
 
 async def test_from_offset_is_where_the_assignment_began_and_then_the_end_of_the_acquire_before(make_rig) -> None:
@@ -267,33 +205,6 @@ async def test_acquires_are_written_while_the_cycle_before_commits_and_are_commi
     assert [each.from_offset for each in rig.acquirer.of(Acquire)] == [0, 1, 2]
 
 
-@pytest.mark.parametrize("source", [P0, P1])
-async def test_when_a_cycle_is_not_committed_the_next_one_delivers_nothing(make_rig, source) -> None:
-    rig = make_rig()
-    rig.acquirer.gate.clear()
-    rig.reader.refuse_commits = 1
-    rig.buffer.handler_demand = 10
-    rig.reader.add(P0, *records(0, 1))
-    rig.receiver.demand()
-    await spin()
-    rig.reader.add(source, *records(2, 3))
-    await spin()
-    held = list[int]()
-    rig.reader.during_commit = lambda: held.append(rig.receiver.prefetch.in_flight)
-
-    rig.acquirer.gate.set()
-    messages = await rig.take(4)
-
-    # The first commit was refused, and the next one is that of the same records, read again.
-    assert held[:2] == [0, 0]
-    assert sorted((message.partition, message.offset) for message in messages) == sorted(
-        [(0, 0), (0, 1), (source.partition, 2), (source.partition, 3)]
-    )
-    again = [each.from_offset for each in rig.acquirer.of(Acquire) if each.source == P0]
-    assert again.count(0) == 2
-    assert rig.reader.committed == {P0: 2, source: 4}
-
-
 async def test_a_cycle_of_a_former_assignment_that_ends_late_takes_nothing_of_the_new_one_with_it(
     make_rig, monkeypatch
 ) -> None:
@@ -343,7 +254,9 @@ OVERLAPPING = 3
 class Overlap:
     """Cycles of one record each, whose ACQUIREs the test answers one by one; later ones are written at once.
 
-    No commit may pass a message without a durable ACQUIRE: nothing would ever deliver it.
+    No commit may pass a message without a durable ACQUIRE: nothing would ever deliver it. No message may be delivered
+    before its commit: a new owner would deliver it, too. No ACQUIRE may claim records that it does not name: a tracker
+    would take them for ended.
     """
 
     def __init__(self, rig: Rig, fates: Sequence[str], sources: Sequence[Source]) -> None:
@@ -356,6 +269,8 @@ class Overlap:
         rig.acquirer.write, rig.reader.commit = self.write, self.commit  # type: ignore[method-assign]
         #: Commits beyond messages that are not acquired.
         self.lost: list[Mapping[Source, int]] = []
+        #: Messages that were delivered although they were not committed.
+        self.early: list[tuple[Source, int]] = []
         self.sent = [(source, sources[:index].count(source)) for index, source in enumerate(sources)]
         self.ends = {source: sources.count(source) for source in sources}
         self.ended = asyncio.Event()
@@ -382,6 +297,7 @@ class Overlap:
         await self._write(batches, limit_s)
 
     async def commit(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> None:
+        self.early += [place for place in self.ready if place[1] >= self.rig.reader.committed.get(place[0], 0)]
         taken = {(each.source, offset) for each in self.rig.acquirer.of(Acquire) for offset in each.offsets}
         if any(offset < offsets.get(source, 0) for source, offset in set(self.sent) - taken):
             self.lost.append(offsets)
@@ -400,7 +316,13 @@ class Overlap:
         async with asyncio.timeout(60):
             await self.ended.wait()
         await spin()
-        assert self.lost == []
+        assert (self.lost, self.early) == ([], [])
+        for each in self.rig.acquirer.of(Acquire):
+            assert list(each.offsets) == list(range(each.from_offset, each.offsets[-1] + 1))
+        return self.ready
+
+    @property
+    def ready(self) -> list[tuple[Source, int]]:
         return [(Source("t", message.partition), message.offset) for message in self.rig.buffer.ready.all()]
 
 
@@ -558,7 +480,7 @@ async def test_nothing_is_fetched_before_a_request(make_rig) -> None:
     await spin()
 
     assert rig.reader.fetched == []
-    assert await taken_after_commit(rig, 1) == [0]
+    assert [message.offset for message in await rig.take(1)] == [0]
 
 
 async def test_what_is_held_never_passes_max_in_flight_and_membership_goes_on(make_rig) -> None:
@@ -626,45 +548,34 @@ async def test_a_message_that_does_not_fit_is_left_to_the_tracker_without_its_va
     assert rig.reader.committed == {P0: 5}
 
 
-async def test_messages_without_a_receive_call_are_released_after_a_lease(make_rig) -> None:
+@pytest.mark.parametrize(
+    ("taken", "handler_demand", "kept", "delay_ms"),
+    [(1, 0, [], 0), (0, 4, [0, 1, 2, 3], 30_000)],
+    ids=["no call waits any more", "a slow handler needs fewer"],
+)
+async def test_excess_prefetch_is_released_uncounted_after_a_lease(
+    make_rig, taken: int, handler_demand: int, kept: list[int], delay_ms: int
+) -> None:
     rig = make_rig()
-    rig.reader.add(P0, *records(*range(4)))
-    rig.buffer.call_demand = 4
-    rig.receiver.demand()
-    await asyncio.wait_for(rig.buffer.wait(), 60)
-    rig.buffer.take(rig.clock())
-    rig.buffer.call_demand = 0
-
-    rig.clock.now_s += 20
-    await rig.receiver.writer.renew()
-    assert len(rig.buffer.ready) == 3
-    rig.clock.now_s += 20
-    await rig.receiver.writer.renew()
-
-    assert not rig.buffer.ready
-    await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    assert list(rig.settler.of(Release)[0].offsets) == [1, 2, 3]
-
-
-async def test_excess_prefetch_of_a_slow_handler_is_released_uncounted_after_a_lease(make_rig) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, *records(*range(10)))
+    rig.add(10)
     rig.buffer.call_demand = 10
     rig.receiver.demand()
     await asyncio.wait_for(rig.buffer.wait(), 60)
-    rig.buffer.call_demand, rig.buffer.handler_demand = 0, 4
+    for _ in range(taken):
+        rig.buffer.take(rig.clock())
+    rig.buffer.call_demand, rig.buffer.handler_demand = 0, handler_demand
 
     rig.clock.now_s += 20
     await rig.receiver.writer.renew()
-    assert len(rig.buffer.ready) == 10
+    assert len(rig.buffer.ready) == 10 - taken
     rig.clock.now_s += 20
     await rig.receiver.writer.renew()
 
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
-    (release,) = rig.settler.of(Release)
-    assert list(release.offsets) == [4, 5, 6, 7, 8, 9]
-    assert (release.counted, set(release.delays_ms)) == (False, {30_000})
-    assert [message.offset for message in rig.buffer.ready.all()] == [0, 1, 2, 3]
+    [release] = rig.settler.of(Release)
+    assert list(release.offsets) == list(range(taken + len(kept), 10))
+    assert (release.counted, set(release.delays_ms)) == (False, {delay_ms})
+    assert [message.offset for message in rig.buffer.ready.all()] == kept
 
 
 async def test_an_acquire_that_took_longer_than_the_lease_hands_nothing_out(make_rig) -> None:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from marq.client.codecs import BYTES, JSON
+from marq.client.codecs import JSON
 from marq.client.send_targets import HandlerDefinition, definitions_of
 from marq.handlers.decorator import by_queue, check_handler, handler, handlers_in
 from marq.settings.queue import CHECKS, check_document, queue_settings
@@ -110,13 +110,6 @@ def test_a_wrong_setting_is_named_with_its_decorator(settings: dict[str, object]
         handler("emails", **settings)  # type: ignore[arg-type]
 
 
-def test_bytes_as_they_are_can_be_asked_for() -> None:
-    @handler("emails", codec=BYTES)
-    def send(message: object) -> None: ...
-
-    assert definitions_of(send)[0].codec is BYTES
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 
@@ -203,11 +196,6 @@ def test_what_can_not_handle_a_message_is_refused(function, said: str) -> None:
 def test_a_handler_must_accept_a_message(function) -> None:
     with pytest.raises(ConfigError, match="expected a function that takes a message"):
         check_handler(function)
-
-
-@pytest.mark.parametrize("function", [print, Mailer().send, lambda message, more=1: None, lambda *all_of_them: None])
-def test_what_can_be_called_with_a_message_is_a_handler(function) -> None:
-    check_handler(function)
 
 
 # --- methods, partials, lambdas ---------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 from contextlib import suppress
 
 import pytest
@@ -21,14 +20,21 @@ class Handler:
         self.go_on = asyncio.Event()
         self.cancelled: list[int] = []
         self.ended: list[int] = []
+        self.why: list[str] = []
+        #: How often its task was cancelled before each call.
+        self.cancelling: list[int] = []
 
     async def __call__(self, message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.cancelling.append(task.cancelling())
         try:
             if message.offset == 0:
                 self.begun.set()
                 await self.go_on.wait()
         except asyncio.CancelledError as error:
             self.cancelled.append(message.offset)
+            self.why.append(str(error))
             await self.interrupted(error)
         self.ended.append(message.offset)
 
@@ -78,78 +84,51 @@ async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog,
     assert warnings == ["lease lost, its handler is cancelled: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
-async def test_a_handler_is_cancelled_although_a_library_has_left_a_cancellation_behind(make_rig) -> None:
-    class Careless(Handler):
-        async def __call__(self, message) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            task.cancel()
-            with suppress(asyncio.CancelledError):
-                await asyncio.sleep(0)
-            await super().__call__(message)
-
-    rig, pool = await working(make_rig, handler := Careless())
-
-    await lose(rig)
-    await add(rig, 1)
-    await pool.stop(1)
-
-    assert (handler.cancelled, handler.ended) == ([0], [1])
+class Swallowing(Handler):
+    async def interrupted(self, error: asyncio.CancelledError) -> None:
+        pass
 
 
-async def test_a_handler_that_is_cancelled_sees_why(make_rig) -> None:
-    seen: list[str] = []
-
-    class Noting(Handler):
-        async def interrupted(self, error: asyncio.CancelledError) -> None:
-            seen.append(str(error))
-            raise error
-
-    rig, pool = await working(make_rig, Noting())
-    await lose(rig)
-    await spin()
-    await pool.stop(1)
-
-    assert seen == ["the lease expired: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+class Failing(Handler):
+    async def interrupted(self, error: asyncio.CancelledError) -> None:
+        raise RuntimeError("while it cleaned up")
 
 
-async def test_a_handler_that_swallows_the_cancellation_harms_no_other_message(make_rig) -> None:
-    counts: list[int] = []
+class Careless(Handler):
+    """Does what a library does that cancels the task for a timeout, and does not undo it."""
 
-    class Swallowing(Handler):
-        async def interrupted(self, error: asyncio.CancelledError) -> None:
-            pass
+    async def __call__(self, message) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+        await super().__call__(message)
 
-        async def __call__(self, message) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            counts.append(task.cancelling())
-            await super().__call__(message)
 
-    rig, pool = await working(make_rig, Swallowing())
+@pytest.mark.parametrize(
+    ("kind", "acked", "cancelling"),
+    [
+        (Handler, [1], 0),
+        # It did its work in the end: the ack is written, too late or not.
+        (Swallowing, [0, 1], 0),
+        (Failing, [1], 0),
+        (Careless, [1], 1),
+    ],
+)
+async def test_however_a_handler_ends_whose_lease_is_over_it_releases_nothing_and_harms_no_other_message(
+    make_rig, kind: type[Handler], acked: list[int], cancelling: int
+) -> None:
+    rig, pool = await working(make_rig, handler := kind())
 
     await lose(rig)
     await add(rig, 1)
     await pool.stop(1)
 
-    # It did its work in the end: the ack is written, too late or not.
-    assert rig.acked == [0, 1]
-    assert counts == [0, 0]
+    assert handler.why == ["the lease expired: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+    assert (rig.acked, rig.released) == (acked, {})
+    assert handler.cancelling == [cancelling] * 2
     assert not pool._interrupted
-
-
-async def test_what_a_handler_raises_after_its_lease_is_over_releases_nothing(make_rig) -> None:
-    class Failing(Handler):
-        async def interrupted(self, error: asyncio.CancelledError) -> None:
-            raise RuntimeError("while it cleaned up")
-
-    rig, pool = await working(make_rig, Failing())
-
-    await lose(rig)
-    await add(rig, 1)
-    await pool.stop(1)
-
-    assert rig.released == {}
 
 
 async def test_a_stop_at_the_same_moment_wins_and_releases_uncounted(make_rig) -> None:
@@ -311,23 +290,6 @@ async def test_a_handler_that_has_decided_itself_is_not_cancelled(make_rig) -> N
     rig.settler.gate.set()
     await rig.settler.until(lambda: rig.acked == [0])
     await pool.stop(1)
-
-
-async def test_a_handler_in_a_thread_goes_on_and_that_is_said(make_rig, caplog) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(message) -> None:
-        begun.set()
-        go_on.wait(LIMIT_S)
-
-    rig, pool = await working(make_rig, handler)
-    await asyncio.to_thread(begun.wait, LIMIT_S)
-    await lose(rig)
-    go_on.set()
-    await rig.settler.until(lambda: rig.acked == [0])
-    await pool.stop(1)
-
-    assert "lease lost; its handler runs in a thread and can't be cancelled: queue=q" in caplog.text
 
 
 # The last renewal was at the beginning, or at 80 s.

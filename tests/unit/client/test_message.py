@@ -10,10 +10,8 @@ from marq.client import message_token
 from marq.kafka.records import Records
 from marq.leases.held import LeasedBatch
 from marq.wire.errors import ConfigError, LeaseLost
-from marq.wire.markers import Ack, Release, Renew, Source
-from tests.unit.client.fakes import FakeRecord, spin
-
-P0 = Source("t", 0)
+from marq.wire.markers import Ack, Release, Renew
+from tests.unit.client.fakes import P0, FakeRecord, spin
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -13,7 +13,6 @@ from marq.consumer import ordering, receiver, tracker_queries
 from marq.consumer.acquire import acquisitions
 from marq.consumer.ordering import delivered_again
 from marq.consumer.starts import NOTED_AFTER_S
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.core.storage.rows import State
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
@@ -24,77 +23,15 @@ from marq.settings.limits import Limits, Rate
 from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, ConfigError
-from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume, Resumed
+from marq.wire.marker_codec import decode
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume
 from marq.wire.record_headers import origin
-from tests.unit.client.fakes import LIMIT_S, P0, P1, Clock, FakeRecord, Rig, Times, rig, spin
-
-KEY = "marq-ordering-key"
-
-
-class Tracker:
-    """Answers each RESUME."""
-
-    def __init__(self) -> None:
-        self.asked: list[Resume] = []
-        #: State, attempt and wait in ms of each open message; each is acquired.
-        self.open_messages: dict[int, tuple[int, int, int]] = {}
-        self.error = ""
-        self._answers: asyncio.Queue[bytes] = asyncio.Queue()
-
-    async def write(self, records: Collection[MarkerRecord], limit_s: float) -> None:
-        for _, value in records:
-            batch = decode(value)
-            assert isinstance(batch, Resume)
-            self.asked.append(batch)
-            offsets = sorted({batch.offsets[0], *self.open_messages}) if batch.onwards else batch.offsets
-            acquired = [(min(self.open_messages), max(self.open_messages) + 1)] if self.open_messages else []
-            rows = [self.open_messages.get(offset, (0, 0, 0)) for offset in offsets]
-            states, attempts, waits = zip(*rows, strict=True)
-            answer = Resumed(
-                batch.queue, batch.holder, batch.source, offsets, 7, 0, acquired if batch.onwards else (),
-                states, attempts, waits, [self.error] * len(rows),
-            )  # fmt: skip
-            self._answers.put_nowait(encode(answer))
-
-    async def open(self, partitions: Collection[int]) -> MarkersReader:
-        return self  # type: ignore[return-value]
-
-    async def read(self) -> list[bytes]:
-        return [await self._answers.get()]
-
-    async def stop(self, limit_s: float) -> None:
-        return
+from tests.unit.client.fake_tracker import Tracker, queries, record
+from tests.unit.client.fakes import LIMIT_S, P0, P1, FakeRecord, HangingEach, Rig, rig, spin
 
 
-class Brokers(Times):
-    """The clocks of a process, and its readers of markers."""
-
-    def __init__(self, clock: Clock, open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]]) -> None:
-        super().__init__(clock)
-        self.markers_reader = open_reader
-
-
-def queries(
-    tracker: Tracker,
-    clock: Clock,
-    open_reader: Callable[[Collection[int]], Awaitable[MarkersReader]] | None = None,
-) -> TrackerQueries:
-    return TrackerQueries(Brokers(clock, open_reader or tracker.open), tracker, 4)
-
-
-def ordered_rig(**changes: Any) -> tuple[Rig, Tracker]:
-    made, tracker = rig(**{"queue": lambda _: QueueSettings(ordering="key"), **changes}), Tracker()
-    made.receiver._queries = queries(tracker, made.clock)
-    return made, tracker
-
-
-def record(offset: int, key: str, size: int = 1) -> FakeRecord:
-    return FakeRecord(offset, value=b"v" * size, headers=((KEY, key.encode()),))
-
-
-async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_durable() -> None:
-    made, tracker = ordered_rig()
+async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_durable(make_ordered) -> None:
+    made, tracker = make_ordered()
     made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
     made.receiver.start()
 
@@ -116,9 +53,9 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
 
 
 @pytest.mark.parametrize("failure", ["the ACQUIRE's confirmation", "the commit"])
-async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(failure: str) -> None:
+async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(make_ordered, failure: str) -> None:
     """Otherwise, their leases would end and count an attempt that no handler saw, perhaps the last one."""
-    made, _ = ordered_rig()
+    made, _ = make_ordered()
     made.buffer.handler_demand = 100
     made.acquirer.gate.clear()
     made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
@@ -139,9 +76,11 @@ async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(fa
 
 
 @pytest.mark.parametrize("kept", [0, 4])
-async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing(monkeypatch, kept: int) -> None:
+async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing(
+    make_ordered, monkeypatch, kept: int
+) -> None:
     monkeypatch.setattr(receiver, "MAX_HELD_RECORDS", kept)
-    made, tracker = ordered_rig()
+    made, tracker = make_ordered()
     made.buffer.handler_demand = 100
     write, resumable = tracker.write, asyncio.Event()
 
@@ -165,12 +104,10 @@ async def test_a_source_that_cannot_be_resumed_stops_no_other_and_misses_nothing
     made.reader.add(P0, record(12, "12"))
     assert [each.offset for each in await made.take(1)] == [12]
     assert made.reader.committed[P0] == 13
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end_the_receiver() -> None:
-    made, _ = ordered_rig()
+async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end_the_receiver(make_ordered) -> None:
+    made, _ = make_ordered()
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [message] = await made.take(1)
@@ -183,13 +120,13 @@ async def test_an_ack_after_a_rebalance_that_left_nothing_to_commit_does_not_end
     assert made.receiver.error is None
     made.reader.add(P0, record(1, "a"))
     assert [each.offset for each in await made.take(1)] == [1]
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 @pytest.mark.parametrize("at_stop", [False, True])
-async def test_positions_whose_commit_failed_are_committed_again_later_or_at_the_stop(at_stop: bool) -> None:
-    made, _ = ordered_rig()
+async def test_positions_whose_commit_failed_are_committed_again_later_or_at_the_stop(
+    make_ordered, at_stop: bool
+) -> None:
+    made, _ = make_ordered()
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [message] = await made.take(1)
@@ -209,8 +146,8 @@ async def test_positions_whose_commit_failed_are_committed_again_later_or_at_the
     assert made.reader.behind[("q", P0)] == 1
 
 
-async def test_positions_are_committed_although_only_other_partitions_are_read() -> None:
-    made, _ = ordered_rig()
+async def test_positions_are_committed_although_only_other_partitions_are_read(make_ordered) -> None:
+    made, _ = make_ordered()
     made.buffer.handler_demand = 10
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
@@ -224,14 +161,11 @@ async def test_positions_are_committed_although_only_other_partitions_are_read()
     await made.clock.advance(2 * ordering.COMMIT_S)
 
     assert made.reader.behind[("q", P0)] == 1
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> None:
+async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment(make_ordered) -> None:
     settings = {"a": QueueSettings(ordering="key"), "b": QueueSettings()}
-    made, tracker = rig(["a", "b"], queue=settings.__getitem__), Tracker()
-    made.receiver._queries = queries(tracker, made.clock)
+    made, _ = make_ordered(["a", "b"], queue=settings.__getitem__)
     made.reader.add(P0, FakeRecord(0, key=b"a"), FakeRecord(1, key=b"b"))
     for buffer in made.receiver.prefetch.buffers.values():
         buffer.handler_demand = 10
@@ -242,12 +176,12 @@ async def test_other_queues_of_a_group_keep_the_holder_of_the_assignment() -> No
     holders = {each.queue: each.holder for each in made.acquirer.of(Acquire)}
     assert holders["a"] >> 16 == 7
     assert holders["b"] == made.receiver._holder
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those_that_ended_after_it() -> None:
-    made, _ = ordered_rig()
+async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those_that_ended_after_it(
+    make_ordered,
+) -> None:
+    made, _ = make_ordered()
     count = 1_000
     made.buffer.handler_demand = count
     made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(count)])
@@ -267,8 +201,8 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     assert made.reader.behind[("q", P0)] == 0
 
 
-async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attempt() -> None:
-    made, tracker = ordered_rig()
+async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attempt(make_ordered) -> None:
+    made, tracker = make_ordered()
     last = QueueSettings().max_attempts
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, last, 30_000)}
     made.reader.add(P0, record(0, "a"))
@@ -286,13 +220,13 @@ async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attem
     [message] = await made.take(1)
 
     assert message.attempt == last
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and_leaves_no_error(attempt: int) -> None:
-    made, tracker = ordered_rig()
+async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and_leaves_no_error(
+    make_ordered, attempt: int
+) -> None:
+    made, tracker = make_ordered()
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, attempt, 30_000)}
     made.reader.add(P0, record(0, "a"))
     made.buffer.handler_demand = 1
@@ -304,12 +238,10 @@ async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and
     [message] = await made.take(1)
 
     assert (message.attempt, message.last_error) == (attempt, None)
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_durable() -> None:
-    made, tracker = ordered_rig()
+async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_durable(make_ordered) -> None:
+    made, tracker = make_ordered()
     made.reader.add(P0, record(0, "a"), record(1, "b"))
     made.receiver.start()
     first, other = await made.take(2)
@@ -328,15 +260,13 @@ async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_
     [second] = await made.take(1)
     assert (second.offset, second.attempt) == (0, 2)
     assert made.released == {0: (0, True, "")}
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), Reject("no"), asyncio.CancelledError()])
 async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_next_attempt(
-    error: BaseException,
+    make_ordered, error: BaseException
 ) -> None:
-    made, tracker = ordered_rig(max_lease_ms=30_000)
+    made, tracker = make_ordered(max_lease_ms=30_000)
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [first] = await made.take(1)
@@ -349,13 +279,11 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     handler_failures.fail(first, error)
     await second.ack()
     assert (made.acked, made.released, made.rejected) == ([0], {}, {})
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_next_delivery() -> None:
+async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_next_delivery(make_ordered) -> None:
     """Found by seed 16: the start reached the log after the answer, so the next delivery had the same attempt."""
-    made, tracker = ordered_rig(max_lease_ms=30_000)
+    made, tracker = make_ordered(max_lease_ms=30_000)
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
     [first] = await made.take(1)
@@ -370,13 +298,13 @@ async def test_the_attempt_of_a_start_that_is_being_written_counts_for_the_next_
     [second] = await made.take(1)
     assert (second.offset, second.attempt) == (0, 2)
     made.settler.gate.set()
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_waits_is_bounded_by_its_bytes(
+    make_ordered, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(ordering, "MAX_WAITING_BYTES", 100)
-    made, _ = ordered_rig()
+    made, _ = make_ordered()
     made.reader.add(P0, *[record(offset, "a", size=60) for offset in range(2)])
     made.buffer.handler_demand = 10
     made.receiver.start()
@@ -389,15 +317,13 @@ async def test_what_waits_is_bounded_by_its_bytes(monkeypatch: Any, caplog: pyte
     assert caplog.text.count("queue q: too many messages wait") == 1
     await first.ack(wait=False)
     assert [message.offset for message in await made.take(2)] == [1, 2]
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_an_error_that_no_retry_can_repair_ends_the_receiver() -> None:
+async def test_an_error_that_no_retry_can_repair_ends_the_receiver(make_ordered) -> None:
     async def refuse(partitions: Collection[int]) -> MarkersReader:
         raise ConfigError("topic marq.markers: Read is missing")
 
-    made, tracker = ordered_rig()
+    made, tracker = make_ordered()
     made.receiver._queries = queries(tracker, made.clock, refuse)
     made.reader.add(P0, record(0, "a"))
     made.receiver.start()
@@ -409,8 +335,6 @@ async def test_an_error_that_no_retry_can_repair_ends_the_receiver() -> None:
         await made.buffer.wait()
 
     assert "Read is missing" in str(made.receiver.error)
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
@@ -436,25 +360,23 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
     await asyncio.gather(*asking)
 
 
-async def test_more_messages_than_fit_into_a_question_are_asked_about(monkeypatch: Any) -> None:
+async def test_more_messages_than_fit_into_a_question_are_asked_about(make_ordered, monkeypatch: Any) -> None:
     assert tracker_queries.MAX_ASKED <= MAX_BATCH_MARKERS
     monkeypatch.setattr(tracker_queries, "MAX_ASKED", 4)
-    made, tracker = ordered_rig()
+    made, tracker = make_ordered()
     tracker.open_messages = dict.fromkeys(range(10), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(10)])
     made.receiver.start()
 
     assert sorted([each.offset for each in await made.take(10)]) == list(range(10))
     assert [len(each.offsets) for each in tracker.asked if not each.onwards] == [4, 4, 2]
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 @pytest.mark.parametrize(("wait_ms", "most"), [(60_000, 2), (BLOCKED_WAIT_MS, 20)])
 async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_blocks_its_key(
-    wait_ms: int, most: int
+    make_ordered, wait_ms: int, most: int
 ) -> None:
-    made, tracker = ordered_rig(queue=lambda _: QueueSettings(ordering="key", on_dead_letter="block"))
+    made, tracker = make_ordered(queue=lambda _: QueueSettings(ordering="key", on_dead_letter="block"))
     tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, wait_ms)}
     made.reader.add(P0, record(0, "a"))
     made.buffer.handler_demand = 1
@@ -465,37 +387,29 @@ async def test_a_message_in_its_backoff_is_asked_about_less_often_than_one_that_
 
     asked = len([each for each in tracker.asked if not each.onwards])
     assert most - 2 <= asked <= most
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_a_message_whose_turn_is_next_waits_behind_none_that_no_handler_has_begun() -> None:
-    made, _ = ordered_rig(queue=lambda _: QueueSettings(fair=True))
-    ends: dict[int, asyncio.Event] = {}
-
-    async def handler(message: Message) -> None:
-        await ends.setdefault(message.offset, asyncio.Event()).wait()
-
+async def test_a_message_whose_turn_is_next_waits_behind_none_that_no_handler_has_begun(make_ordered) -> None:
+    made, _ = make_ordered(queue=lambda _: QueueSettings(fair=True))
+    handler = HangingEach()
     made.reader.add(P0, *[record(offset, "busy") for offset in range(20)])
     made.receiver.start()
-    handlers = made.work(handler, 2)
+    made.work(handler, 2)
     await spin(100)
     made.reader.add(P0, record(20, "quiet"))
     await spin(100)
-    assert sorted(ends) == [0, 1]
+    assert handler.running == [0, 1]
 
     # The busy key began to wait for its next turn before the quiet one.
-    ends[0].set()
-    ends[1].set()
-    await spin(20)
-    assert sorted(ends) == [0, 1, 2, 20]
-    await handlers.stop(0)
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
+    await handler.end(0)
+    await handler.end(1)
+    assert handler.running == [2, 20]
 
 
-async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_rate_of_their_queue() -> None:
-    made, tracker = ordered_rig(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
+async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_rate_of_their_queue(
+    make_ordered,
+) -> None:
+    made, tracker = make_ordered(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
     tracker.open_messages = dict.fromkeys(range(60), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, "a") for offset in range(60)])
     made.buffer.handler_demand = 200
@@ -519,13 +433,13 @@ async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_r
     assert await pass_time(3) == pytest.approx(begun + 30, abs=2)
     await pass_time(3)
     assert sorted(each.offset for each in await made.take(60)) == list(range(60))
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_whose_commit_outlasts_the_rebalance_are_released(
+    make_ordered, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(receiver, "REVOKE_LIMIT_S", 0.0)
-    made, _ = ordered_rig()
+    made, _ = make_ordered()
     made.reader.add(P0, record(0, "a"), record(1, "a"), record(2, "b"))
     made.buffer.handler_demand = 10
     began, end = asyncio.Event(), asyncio.Event()
@@ -546,13 +460,13 @@ async def test_messages_whose_commit_outlasts_the_rebalance_are_released(monkeyp
     await made.settler.until(lambda: len(made.released) == 3)
     assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
     assert not made.buffer.ready
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
 @pytest.mark.parametrize("before", ["", "ValueError: x"])
-async def test_a_message_whose_last_lease_has_ended_becomes_a_dead_letter_whose_error_says_so(before: str) -> None:
-    made, tracker = ordered_rig()
+async def test_a_message_whose_last_lease_has_ended_becomes_a_dead_letter_whose_error_says_so(
+    make_ordered, before: str
+) -> None:
+    made, tracker = make_ordered()
     tracker.open_messages = {0: (State.LEASED_IN_ORDER, QueueSettings().max_attempts, 0)}
     tracker.error = before
     made.reader.add(P0, record(0, "a"))
@@ -562,12 +476,10 @@ async def test_a_message_whose_last_lease_has_ended_becomes_a_dead_letter_whose_
     await made.settler.until(lambda: bool(made.released))
     error = "its lease ran out: the process of its handler died, or the handler did not return"
     assert made.released == {0: (LAST, True, error + (before and f"; before that: {before}"))}
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
 
 
-async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_its_last_attempt() -> None:
-    made, tracker = ordered_rig()
+async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_its_last_attempt(make_ordered) -> None:
+    made, tracker = make_ordered()
     # The answer names the next attempt.
     tracker.open_messages = {0: (State.WAITING_IN_ORDER, 3, BLOCKED_WAIT_MS)}
     made.reader.add(P0, record(0, "a"))
@@ -579,18 +491,19 @@ async def test_a_message_that_no_longer_blocks_its_key_becomes_a_dead_letter_of_
     await made.settler.until(lambda: bool(made.released))
     assert made.released == {0: (LAST, True, "")}
     assert [each.attempt for batch in made.acquirer.of(Acquire) for each in batch.payloads] == [2]
-    await made.receiver.stop_reading(1)
-    await made.receiver.stop(1)
+
+
+MakeOrdered = Callable[..., tuple[Rig, Tracker]]
 
 
 class PurgedQueue:
     """A queue with ordering that is purged, perhaps while it is paused."""
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, make_ordered: MakeOrdered, count: int = 2) -> None:
         self._settings = QueueSettings(ordering="key")
         self._purge: SkippedRecords | None = None
         self.count = count
-        self.made, self.tracker = ordered_rig(queue=lambda _: self._settings, skipped=lambda _: self._purge)
+        self.made, self.tracker = make_ordered(queue=lambda _: self._settings, skipped=lambda _: self._purge)
         self.made.reader.add(P0, *[record(offset, "a") for offset in range(count)])
         self.made.buffer.handler_demand = 10
         self.made.receiver.start()
@@ -619,13 +532,9 @@ class PurgedQueue:
     def asked(self) -> list[list[int]]:
         return [list(each.offsets) for each in self.tracker.asked if not each.onwards]
 
-    async def stop(self) -> None:
-        await self.made.receiver.stop_reading(1)
-        await self.made.receiver.stop(1)
 
-
-async def test_purged_messages_behind_another_one_end_at_once() -> None:
-    queue = PurgedQueue(50)
+async def test_purged_messages_behind_another_one_end_at_once(make_ordered) -> None:
+    queue = PurgedQueue(make_ordered, 50)
     first = await queue.first()
     await queue.purge(in_flight=True)
 
@@ -635,11 +544,10 @@ async def test_purged_messages_behind_another_one_end_at_once() -> None:
     assert [each.offset for each in await queue.made.take(1)] == [50]
     # Nothing is written about them: the tracker has ended them.
     assert (queue.made.acked, queue.made.released, queue.asked) == ([0], {}, [])
-    await queue.stop()
 
 
-async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> None:
-    queue = PurgedQueue()
+async def test_a_message_behind_another_one_that_a_purge_left_is_delivered(make_ordered) -> None:
+    queue = PurgedQueue(make_ordered)
     first = await queue.first()
     await queue.purge(in_flight=False)
     queue.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)}
@@ -650,11 +558,10 @@ async def test_a_message_behind_another_one_that_a_purge_left_is_delivered() -> 
     assert (second.offset, second.attempt) == (1, 1)
     # Its ACQUIRE could have come after the PURGE.
     assert queue.asked == [[1]]
-    await queue.stop()
 
 
-async def test_a_message_whose_acquire_came_after_the_purge_is_not_delivered() -> None:
-    queue = PurgedQueue()
+async def test_a_message_whose_acquire_came_after_the_purge_is_not_delivered(make_ordered) -> None:
+    queue = PurgedQueue(make_ordered)
     first = await queue.first()
     await queue.purge(in_flight=False)
     queue.tracker.open_messages = {}
@@ -664,11 +571,10 @@ async def test_a_message_whose_acquire_came_after_the_purge_is_not_delivered() -
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
     assert queue.made.released == {1: (0, False, "")}
-    await queue.stop()
 
 
-async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after_a_purge() -> None:
-    queue = PurgedQueue()
+async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after_a_purge(make_ordered) -> None:
+    queue = PurgedQueue(make_ordered)
     first = await queue.first()
     queue.made.settler.gate.clear()
     await first.ack(wait=False)
@@ -681,11 +587,10 @@ async def test_a_message_whose_ack_is_being_written_is_not_delivered_again_after
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
     assert queue.made.acked == [0]
-    await queue.stop()
 
 
-async def test_a_purged_message_that_became_the_first_of_its_key_during_a_pause_is_not_delivered() -> None:
-    queue = PurgedQueue()
+async def test_a_purged_message_that_became_the_first_of_its_key_during_a_pause_is_not_delivered(make_ordered) -> None:
+    queue = PurgedQueue(make_ordered)
     first = await queue.first()
     queue.pause(True)
     queue.tracker.open_messages = {1: (State.WAITING_IN_ORDER, 1, 0)}
@@ -699,11 +604,12 @@ async def test_a_purged_message_that_became_the_first_of_its_key_during_a_pause_
     queue.made.reader.add(P0, record(2, "a"))
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
-    await queue.stop()
 
 
-async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_until_the_next_regular_question() -> None:
-    queue = PurgedQueue()
+async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_until_the_next_regular_question(
+    make_ordered,
+) -> None:
+    queue = PurgedQueue(make_ordered)
     first = await queue.first()
     queue.tracker.open_messages = {0: (State.WAITING_IN_ORDER, 2, 60_000)}
     await first.release(delay=60)
@@ -713,7 +619,6 @@ async def test_a_released_message_that_a_purge_ended_does_not_hold_up_its_key_un
     queue.made.reader.add(P0, record(2, "a"))
 
     assert [each.offset for each in await queue.made.take(1)] == [2]
-    await queue.stop()
 
 
 def test_a_record_with_a_large_key_can_be_acquired_again() -> None:

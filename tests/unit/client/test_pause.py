@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import NOW, Acquire, Release, Source
-from tests.unit.client.fakes import FakeRecord, Rig, spin
-
-P0 = Source("t", 0)
+from marq.wire.markers import NOW, Acquire, Release
+from tests.unit.client.fakes import P0, FakeRecord, Rig, spin
 
 
 class Rules:

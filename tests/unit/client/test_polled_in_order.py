@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
+
+import pytest
 
 from marq.client.message_token import Token
 from marq.consumer.session import MemberSession
@@ -15,8 +17,8 @@ from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Acquire, Renew
 from marq_worker.sqs.polling import WAITING_LEASE_MS, PolledInOrder
-from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, rig, spin
-from tests.unit.client.test_ordered_receiving import Tracker, queries, record
+from tests.unit.client.fake_tracker import Tracker, record
+from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, spin
 
 T = TypeVar("T")
 VISIBLE_MS = 600_000
@@ -39,15 +41,13 @@ class Time:
 class Polled:
     """A polling consumer whose session runs on fakes."""
 
-    def __init__(self) -> None:
+    def __init__(self, make_ordered: Callable[..., tuple[Rig, Tracker]]) -> None:
         self.purge: SkippedRecords | None = None
         settings = QueueSettings(ordering="key", lease_ms=VISIBLE_MS)
-        self.rig: Rig = rig(
+        self.rig, self.tracker = make_ordered(
             queue=lambda _: settings, skipped=lambda _: self.purge, lease_ms=WAITING_LEASE_MS, prefetch=False
         )
-        self.tracker = Tracker()
         receiver, clock = self.rig.receiver, self.rig.clock
-        receiver._queries = queries(self.tracker, clock)
         self.consumer = PolledInOrder("q", ClientSettings.read("memory://", {}, owner="test"))
         session: Any = MemberSession.__new__(MemberSession)
         session.cluster, session.buffer = Time(clock), self.rig.buffer
@@ -72,13 +72,13 @@ class Polled:
         self.purge = purge
         self.rig.receiver.apply_pauses()
 
-    async def stop(self) -> None:
-        await self.rig.receiver.stop_reading(1)
-        await self.rig.receiver.stop(1)
+
+@pytest.fixture
+async def polled(make_ordered: Callable[..., tuple[Rig, Tracker]]) -> Polled:
+    return Polled(make_ordered)
 
 
-async def test_a_message_whose_client_hangs_up_during_a_poll_is_delivered_at_once_to_another() -> None:
-    polled = Polled()
+async def test_a_message_whose_client_hangs_up_during_a_poll_is_delivered_at_once_to_another(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))
     polled.rig.settler.gate.clear()
     poll = asyncio.create_task(polled.poll())
@@ -97,11 +97,9 @@ async def test_a_message_whose_client_hangs_up_during_a_poll_is_delivered_at_onc
     await polled.consumer.ack_held(message)
     [following] = await polled.poll()
     assert (following.offset, following.attempt) == (1, 1)
-    await polled.stop()
 
 
-async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll() -> None:
-    polled = Polled()
+async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"))
     polled.rig.settler.gate.clear()
     poll = asyncio.create_task(polled.poll())
@@ -117,11 +115,9 @@ async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll
     assert polled.rig.released == {0: (0, False, "")}
     poll.cancel()
     await asyncio.gather(poll, return_exceptions=True)
-    await polled.stop()
 
 
-async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage() -> None:
-    polled = Polled()
+async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"))
     await polled.consumer.wait(10, LIMIT_S)
     assert polled.rig.acquired == [0]
@@ -140,11 +136,9 @@ async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage() 
     [message] = await poll
 
     assert (message.offset, message.attempt) == (0, 1)
-    await polled.stop()
 
 
-async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease() -> None:
-    polled = Polled()
+async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"))
     await polled.poll()
     assert [batch.started for batch in polled.rig.settler.of(Renew)] == [True]
@@ -154,11 +148,9 @@ async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease() 
     [message] = await polled.poll()
 
     assert (message.offset, message.attempt) == (0, 2)
-    await polled.stop()
 
 
-async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message_to_its_client() -> None:
-    polled = Polled()
+async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message_to_its_client(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"), record(1, "a"))
     [first] = await polled.poll()
     polled.learn(SkippedRecords(10**15, {P0: 2}))
@@ -168,11 +160,9 @@ async def test_a_purge_that_spares_messages_in_flight_leaves_a_delivered_message
     assert polled.rig.acked == []
     assert polled.consumer.find(Token("q", first._batch.holder, P0, 0), 1) is first
     await polled.consumer.ack_held(first)
-    await polled.stop()
 
 
-async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> None:
-    polled = Polled()
+async def test_a_delivered_message_that_was_purged_does_not_block_its_key(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"))
     [first] = await polled.poll()
     polled.learn(SkippedRecords(10**15, {P0: 1}, in_flight={P0: 1}))
@@ -188,11 +178,9 @@ async def test_a_delivered_message_that_was_purged_does_not_block_its_key() -> N
     assert following.offset == 1
     assert polled.consumer.find(Token("q", first._batch.holder, P0, 0), 1) is None
     assert polled.rig.acked == [0]
-    await polled.stop()
 
 
-async def test_a_purged_message_that_waits_behind_another_one_is_not_delivered() -> None:
-    polled = Polled()
+async def test_a_purged_message_that_waits_behind_another_one_is_not_delivered(polled: Polled) -> None:
     polled.rig.reader.add(P0, *[record(offset, "a") for offset in range(3)])
     [first] = await polled.poll()
     assert polled.rig.acquired == [0, 1, 2]
@@ -203,12 +191,10 @@ async def test_a_purged_message_that_waits_behind_another_one_is_not_delivered()
 
     [message] = await polled.poll()
     assert (first.offset, message.offset, message.attempt) == (0, 2, 1)
-    await polled.stop()
 
 
-async def test_a_stop_releases_a_message_that_is_still_being_acquired() -> None:
+async def test_a_stop_releases_a_message_that_is_still_being_acquired(polled: Polled) -> None:
     """Otherwise its lease would end, and count as an attempt although no program has seen it."""
-    polled = Polled()
     polled.rig.acquirer.gate.clear()
     polled.rig.settler.gate.clear()
     polled.rig.reader.add(P0, record(0, "a"))
@@ -226,4 +212,3 @@ async def test_a_stop_releases_a_message_that_is_still_being_acquired() -> None:
 
     assert polled.rig.acquired == [0]
     assert polled.rig.released == {0: (0, False, "")}
-    await polled.stop()

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import SimpleNamespace
-from typing import Any, Self
+from typing import Any
 from unittest.mock import AsyncMock
 
 import pytest
@@ -17,7 +17,6 @@ from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.owned_partitions import Owned
-from marq.kafka.records import Records, Row
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, purge_key, start_key
@@ -25,6 +24,7 @@ from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, UnknownVersion
 from marq.wire.marker_codec import encode
 from marq.wire.markers import BLOCKED_MS, Acquire, Batch, Delay, Payload, Release, Source
+from tests.unit.client.fake_logs import FakeLogs
 from tests.unit.client.fakes import FakeRecord
 
 QUEUE, P0, MARKERS = "emails", Source("marq.messages", 0), Source("marq.markers", 0)
@@ -35,32 +35,34 @@ T0 = 1_000_000
 SETTINGS = ClientSettings.read("localhost:9092", {}, environment={})
 
 
-class Namespace:
+class Namespace(FakeLogs):
     """One source, one markers partition, and the definitions: all that a purge reads and writes."""
 
     def __init__(self) -> None:
-        self.records: list[FakeRecord] = []
-        self.markers: list[bytes] = []
-        #: The offset that the queue's consumers have committed.
-        self.place = 0
+        super().__init__()
+        self.log = {P0: [], MARKERS: []}
+        self.place = {P0: 0}
         self.definitions = Definitions()
-        self.time_ms = T0
         #: What a purge has published (its in-flight ends) and marked, in order.
         self.steps: list[object] = []
         #: Called before a purge's markers are written.
         self.before_markers: Callable[[], None] = lambda: None
 
     def fill(self, offsets: range, timestamp_ms: int = 1_000) -> None:
-        self.records += [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
+        self.sent(QUEUE, P0, offsets, timestamp_ms)
+
+    def mark(self, value: bytes) -> None:
+        offset = len(self.log[MARKERS])
+        self.log[MARKERS].append(FakeRecord(offset, None, value, timestamp=T0 + offset))
 
     def fold(self, batch: Batch) -> None:
-        self.markers.append(encode(batch))
+        self.mark(encode(batch))
 
     def consume(self, offsets: range, *, in_order: bool = False) -> None:
         """Acquire and commit records, as a consumer does."""
         payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * len(offsets)
         self.fold(Acquire(QUEUE, HOLDER, P0, offsets, LEASE_MS, offsets.start, payloads, in_order=in_order))
-        self.place = offsets.stop
+        self.place[P0] = offsets.stop
 
     def release(self, offset: int, delay_ms: int = 0) -> None:
         self.fold(Release(QUEUE, HOLDER, P0, [offset], [delay_ms], True, [""]))
@@ -71,8 +73,8 @@ class Namespace:
 
     def tracker(self) -> Tracker:
         tracker = Tracker(self.definitions.settings, 9)
-        for offset, value in enumerate(self.markers):
-            tracker.read(value, self.time_ms + offset, offset)
+        for record in self.log[MARKERS]:
+            tracker.read(record.value, record.timestamp, record.offset)
         return tracker
 
     @property
@@ -103,37 +105,11 @@ class Namespace:
         self.steps.append(document.get("in_flight", {}))
         return True
 
-    # --- the inspector ------------------------------------------------------------------------------------------------
-
-    async def places(self, queues: Collection[str]) -> dict[str, dict[Source, int]]:
-        return {queue: {P0: self.place} for queue in queues}
+    # --- the inspector, and a writer of markers ---------------------------------------------------------------------
 
     async def owned(self) -> dict[int, Owned]:
-        return {0: Owned(self.tracker(), len(self.markers) - 1, len(self.markers))}
-
-    # --- logs ---------------------------------------------------------------------------------------------------------
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    async def ranges(self, topic: str) -> dict[Source, range]:
-        if topic == MARKERS.topic:
-            return {MARKERS: range(len(self.markers))}
-        first = self.records[0].offset if self.records else 0
-        return {P0: range(first, first + len(self.records))}
-
-    async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
-        later = [record.offset for record in self.records if record.timestamp >= time_ms]
-        return dict.fromkeys(sources, later[0] if later else None)
-
-    async def read(self, ranges: Mapping[Source, range]) -> AsyncIterator[dict[Source, Records]]:
-        wanted = [record for record in self.records if record.offset in ranges.get(P0, ())]
-        if wanted:
-            yield {P0: Records.of(wanted)}
-        if rows := [Row(o, self.time_ms + o, None, self.markers[o], ()) for o in ranges.get(MARKERS, ())]:
-            yield {MARKERS: Records.of(rows)}
+        count = len(self.log[MARKERS])
+        return {0: Owned(self.tracker(), count - 1, count)}
 
     async def start(self) -> None: ...
 
@@ -142,7 +118,8 @@ class Namespace:
     async def write(self, records: Sequence[MarkerRecord], limit_s: float) -> None:
         self.before_markers()
         self.steps.append("markers")
-        self.markers += [record.value for record in records]
+        for record in records:
+            self.mark(record.value)
 
 
 @pytest.fixture
@@ -215,7 +192,7 @@ async def test_a_purge_ends_messages_that_an_interrupted_one_only_made_consumers
 async def test_messages_that_an_earlier_purge_has_ended_are_not_counted_again(namespace: Namespace) -> None:
     namespace.fill(range(100, 200))
     # Without a consumer, the queue's position stays where it is.
-    namespace.place = 100
+    namespace.place[P0] = 100
     first = await purge()
     namespace.fill(range(200, 210))
 

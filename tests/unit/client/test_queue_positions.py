@@ -7,14 +7,6 @@ from marq.kafka.queue_positions import Positions, committed_by, is_older
 from marq.wire.errors import ConfigError
 
 
-def test_what_was_committed_is_read_back() -> None:
-    positions = Positions({"emails": 100, "reports": 100, "left": 40})
-
-    metadata = positions.encode(100)
-
-    assert Positions.decode(100, metadata) == positions
-
-
 def test_without_a_commit_no_queue_has_had_anything() -> None:
     positions = Positions.decode(None, "")
 
@@ -36,28 +28,8 @@ def test_a_queue_that_joins_is_read_from_the_start_and_the_others_get_nothing_tw
 
     assert start == 10
     assert committed.has_received("emails", 99)
+    assert not committed.has_received("emails", 100)
     assert not committed.has_received("reports", 99)
-
-
-def test_while_a_queue_catches_up_the_others_keep_their_place() -> None:
-    positions = Positions({"emails": 100})
-
-    positions.advance(["emails", "reports"], 60)
-
-    after_crash = Positions.decode(60, positions.encode(60))
-    assert after_crash.by_queue == {"emails": 100, "reports": 60}
-    assert after_crash.start(["emails", "reports"], log_start=0) == 60
-
-
-def test_a_queue_that_left_and_comes_back_goes_on_where_it_was() -> None:
-    positions = Positions({"emails": 40})
-
-    positions.advance(["reports"], 100)
-
-    returned = Positions.decode(100, positions.encode(100))
-    assert returned.start(["emails", "reports"], log_start=0) == 40
-    assert returned.has_received("emails", 39)
-    assert not returned.has_received("emails", 40)
 
 
 def test_where_names_of_queues_that_left_take_too_much_room_the_oldest_is_forgotten() -> None:

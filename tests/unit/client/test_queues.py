@@ -298,56 +298,6 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
     assert log.writes == 3
 
 
-async def test_a_change_that_another_made_before_ours_is_read_back_is_kept(queues: Queues, log: ListLog) -> None:
-    """Its writer was told that the queue is paused."""
-
-    def before() -> None:
-        log.before_write = lambda: None
-        log.append(b"change:emails", {"concurrency": 7})
-
-    def after() -> None:
-        log.after_write = lambda: None
-        # The other client keeps our change and its own one, and then pauses the queue.
-        log.append(b"change:emails", {"concurrency": 7, "lease": 60})
-        log.append(b"change:emails", {"concurrency": 7, "lease": 60, "paused": True})
-
-    log.before_write, log.after_write = before, after
-
-    assert await queues.change("emails", lease=60) == effective(lease=60, concurrency=7, paused=True)
-
-
-async def test_a_change_that_ours_undid_is_made_again_with_later_changes_of_others(
-    queues: Queues, log: ListLog
-) -> None:
-    def before() -> None:
-        log.before_write = lambda: None
-        log.append(b"change:emails", {"concurrency": 7})
-
-    def after() -> None:
-        log.after_write = lambda: None
-        # Another client has read ours, so it does not know the change before it.
-        log.append(b"change:emails", {"lease": 60, "paused": True})
-
-    log.before_write, log.after_write = before, after
-
-    assert await queues.change("emails", lease=60) == effective(lease=60, concurrency=7, paused=True)
-
-
-async def test_a_record_that_undoes_a_change_unknown_to_its_writer_does_not_count_as_its_removal(
-    queues: Queues, log: ListLog
-) -> None:
-    log.append(b"change:emails", {"max_attempts": 3})
-    await queues.change("emails", concurrency=7)
-
-    def once() -> None:
-        log.before_write = lambda: None
-        log.append(b"change:emails", {"max_attempts": 3, "paused": True})
-
-    log.before_write = once
-
-    assert await queues.change("emails", lease=60) == effective(max_attempts=3, concurrency=7, lease=60, paused=True)
-
-
 class SharedLog(ListLog):
     """The log of several clients, each of which writes and reads at random moments."""
 

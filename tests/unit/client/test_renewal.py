@@ -8,9 +8,7 @@ from marq.kafka.queue_records import serving
 from marq.wire.errors import LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source
-from tests.unit.client.fakes import FakeRecord, spin
-
-P0, P1 = Source("t", 0), Source("t", 1)
+from tests.unit.client.fakes import P0, P1, FakeRecord, spin
 
 
 async def holding(make_rig, **changes):

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from types import SimpleNamespace
-from typing import Any, Self, cast
+from typing import Any, cast
 from unittest.mock import AsyncMock
 
 import pytest
@@ -20,6 +19,7 @@ from marq.settings.skipped_records import SkippedRecords
 from marq.wire.large_messages import left_out
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire, Delay, Payload, Source
+from tests.unit.client.fake_logs import FakeLogs
 from tests.unit.client.fakes import FakeRecord
 
 SETTINGS, TOPICS = ClientSettings.read("localhost:9092", {}, environment={}), Topics(6, 1, 10_000, 10_000)
@@ -27,12 +27,11 @@ QUEUE, OWN_TOPIC = "emails", "shop-orders"
 P3, P5, OWN = Source("marq.messages", 3), Source("marq.messages", 5), Source(OWN_TOPIC, 0)
 
 
-class Namespace:
-    """Records, the places up to which the queue has read them, and its open messages."""
+class Namespace(FakeLogs):
+    """A queue with its open messages."""
 
     def __init__(self) -> None:
-        self.log: dict[Source, list[FakeRecord]] = {}
-        self.place: dict[Source, int] = {}
+        super().__init__()
         self.definitions = Definitions()
         self.book = LeaseBook(self.definitions.settings)
 
@@ -41,45 +40,12 @@ class Namespace:
         headers = [("marq-id", identity.encode()), ("marq-attempt", b"2")]
         self.log.setdefault(source, []).append(FakeRecord(offset, QUEUE.encode(), headers=headers))
 
-    def sent(self, source: Source, offsets: Iterable[int], timestamp_ms: int = 1_000) -> None:
-        records = [FakeRecord(offset, QUEUE.encode(), timestamp=timestamp_ms) for offset in offsets]
-        self.log.setdefault(source, []).extend(records)
-
     def acquire(self, source: Source, offset: int) -> None:
         payload = Payload(1_000, 2, QUEUE.encode(), (), b"v")
         self.book.fold(Acquire(QUEUE, 7, source, [offset], 30_000, offset, [payload]), 1, self.book.applied + 1)
 
-    # --- the inspector ------------------------------------------------------------------------------------------------
-
-    async def places(self, queues: Collection[str]) -> dict[str, dict[Source, int]]:
-        return dict.fromkeys(queues, self.place)
-
     async def owned(self) -> dict[int, Any]:
         return {0: SimpleNamespace(tracker=SimpleNamespace(book=self.book))}
-
-    # --- logs ---------------------------------------------------------------------------------------------------------
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *error: object) -> None: ...
-
-    async def ranges(self, topic: str) -> dict[Source, range]:
-        return {
-            source: range(records[0].offset, records[-1].offset + 1)
-            for source, records in self.log.items()
-            if source.topic == topic
-        }
-
-    async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
-        later = {source: [each.offset for each in self.log[source] if each.timestamp >= time_ms] for source in sources}
-        return {source: min(offsets, default=None) for source, offsets in later.items()}
-
-    async def read(self, ranges: Mapping[Source, range]) -> AsyncIterator[dict[Source, Records]]:
-        for source, span in ranges.items():
-            wanted = [record for record in self.log[source] if record.offset in span]
-            if wanted:
-                yield {source: Records.of(wanted)}
 
 
 @pytest.fixture
@@ -87,6 +53,19 @@ def namespace(monkeypatch: pytest.MonkeyPatch) -> Namespace:
     namespace = Namespace()
     monkeypatch.setattr(replaying, "LogReader", lambda settings, committed: namespace)
     return namespace
+
+
+async def written(namespace: Namespace, monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, Delay]:
+    """Return the marker that a replay of all writes, and what it says."""
+    writer = AsyncMock()
+    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
+    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
+    await replay.look(Start(0))
+    await replay.write(None)
+    [[marker]] = [call.args[0] for call in writer.write.await_args_list]
+    delay = decode(marker.value)
+    assert isinstance(delay, Delay)
+    return marker.value, delay
 
 
 async def replayed(namespace: Namespace, start: Start) -> replaying.Replayed:
@@ -99,10 +78,10 @@ async def replayed(namespace: Namespace, start: Start) -> replaying.Replayed:
 async def test_a_replay_of_one_partition_leaves_out_messages_that_are_unfinished_in_another(
     namespace: Namespace, waits: bool
 ) -> None:
-    namespace.sent(P3, range(10, 13))
-    namespace.sent(P5, range(5))
+    namespace.sent(QUEUE, P3, range(10, 13))
+    namespace.sent(QUEUE, P5, range(5))
     namespace.redelivered(P5, 5, "marq.messages/3/11")
-    namespace.sent(P5, range(6, 9))
+    namespace.sent(QUEUE, P5, range(6, 9))
     namespace.place = {P3: 13, P5: 5 if waits else 9}
     if not waits:
         namespace.acquire(P5, 5)
@@ -115,11 +94,11 @@ async def test_a_replay_of_one_partition_leaves_out_messages_that_are_unfinished
 async def test_a_replay_of_one_partition_includes_messages_that_were_redelivered_in_another(
     namespace: Namespace,
 ) -> None:
-    namespace.sent(P3, range(10, 13))
-    namespace.sent(P5, range(5))
+    namespace.sent(QUEUE, P3, range(10, 13))
+    namespace.sent(QUEUE, P5, range(5))
     namespace.acquire(P5, 2)
     namespace.redelivered(P5, 5, "marq.messages/3/11")
-    namespace.sent(P5, range(6, 9))
+    namespace.sent(QUEUE, P5, range(6, 9))
     namespace.place = {P3: 13, P5: 8}
 
     totals = await replayed(namespace, Start(place=(P3, 10)))
@@ -130,7 +109,7 @@ async def test_a_replay_of_one_partition_includes_messages_that_were_redelivered
 async def test_a_replay_leaves_out_records_from_before_the_start_of_the_queue(namespace: Namespace) -> None:
     namespace.definitions.fold(b"change:" + QUEUE.encode(), {"topic": OWN_TOPIC, "start": "latest"})
     namespace.definitions.fold(start_key(QUEUE), SkippedRecords(5_000, {OWN: 7}).document())
-    namespace.sent(OWN, range(10))
+    namespace.sent(QUEUE, OWN, range(10))
     namespace.place = {OWN: 10}
 
     for start in (Start(0), Start(place=(OWN, 2))):
@@ -143,16 +122,9 @@ async def test_a_replay_drops_headers_that_do_not_fit_into_markers(
     headers = [("n" * 70_000, b"1"), ("own", b"x")]
     namespace.log[P3] = [FakeRecord(10, QUEUE.encode(), headers=headers), FakeRecord(11, QUEUE.encode())]
     namespace.place = {P3: 12}
-    writer = AsyncMock()
-    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
-    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
-    await replay.look(Start(0))
 
-    await replay.write(None)
+    _, delay = await written(namespace, monkeypatch)
 
-    [[marker]] = [call.args[0] for call in writer.write.await_args_list]
-    delay = decode(marker.value)
-    assert isinstance(delay, Delay)
     assert [[name for name, _ in payload.headers] for payload in delay.payloads] == [
         ["own", "marq-replayed-from", "marq-expires-at"],
         ["marq-replayed-from", "marq-expires-at"],
@@ -164,17 +136,10 @@ async def test_a_message_that_does_not_fit_into_a_marker_stops_no_replay(
 ) -> None:
     namespace.log[P3] = [FakeRecord(10, QUEUE.encode(), b"0" * 20_000), FakeRecord(11, QUEUE.encode(), b"small")]
     namespace.place = {P3: 12}
-    writer = AsyncMock()
-    monkeypatch.setattr(replaying, "cluster_of", lambda settings: SimpleNamespace(writer=lambda topics: writer))
-    replay = replaying._Replaying(SETTINGS, TOPICS, cast("Any", namespace), namespace.definitions, QUEUE, "id")
-    await replay.look(Start(0))
 
-    await replay.write(None)
+    value, delay = await written(namespace, monkeypatch)
 
-    [[marker]] = [call.args[0] for call in writer.write.await_args_list]
-    delay = decode(marker.value)
-    assert isinstance(delay, Delay)
-    assert len(marker.value) < TOPICS.markers_limit_bytes
+    assert len(value) < TOPICS.markers_limit_bytes
     assert [payload.value for payload in delay.payloads] == [None, b"small"]
     assert left_out(delay.payloads[0]).startswith("marq.messages/3/10 has ")
 
@@ -183,7 +148,7 @@ async def test_a_replay_of_an_ordered_queue_includes_finished_messages_behind_un
     namespace: Namespace,
 ) -> None:
     namespace.definitions.fold(b"change:" + QUEUE.encode(), {"ordering": "key"})
-    namespace.sent(P3, range(103))
+    namespace.sent(QUEUE, P3, range(103))
     payloads = [Payload(1_000, 1, QUEUE.encode(), (), b"v")] * 99
     for offsets in (range(99), range(100, 101)):
         some = payloads[: len(offsets)]

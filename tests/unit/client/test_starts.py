@@ -19,31 +19,11 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.leases.message import Message
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.markers import Acquire, Renew, Source
+from marq.wire.markers import Acquire, Renew
 from marq.wire.names import ATTEMPT_HEADER, EXPIRED_HEADER, UNCOUNTED_HEADER
-from tests.unit.client.fakes import FakeRecord, Rig, spin
+from tests.unit.client.fakes import P0, FakeRecord, HangingEach, Rig, spin
 
-P0 = Source("t", 0)
 MakeRig = Callable[..., Rig]
-
-
-class Handler:
-    """Hangs with each message until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.running: list[int] = []
-        self.ends: dict[int, asyncio.Event] = {}
-
-    async def __call__(self, message: Message) -> None:
-        self.running.append(message.offset)
-        try:
-            await self.ends.setdefault(message.offset, asyncio.Event()).wait()
-        finally:
-            self.running.remove(message.offset)
-
-    async def end(self, offset: int) -> None:
-        self.ends[offset].set()
-        await spin(60)
 
 
 def suspect(offset: int, attempt: int, uncounted: int = 0) -> FakeRecord:
@@ -78,7 +58,7 @@ async def test_the_attempts_of_polled_messages_count_from_the_beginning(make_rig
 async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those_that_wait_have_none(
     make_rig: MakeRig,
 ) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(3)
     rig.work(handler, 1)
     await spin(60)
@@ -94,7 +74,7 @@ async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those
 
 
 async def test_a_handler_that_returns_soon_needs_no_start(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(1)
     rig.work(handler, 1)
     await spin(60)
@@ -126,7 +106,7 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
 
 
 async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.settler.gate.clear()
     rig.reader.add(P0, suspect(0, 1))
     rig.work(handler, 1)
@@ -139,42 +119,44 @@ async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig)
     assert (handler.running, starts(rig)) == ([0], [0])
 
 
-async def test_the_first_suspect_with_used_up_attempts_runs_alone_and_each_that_ends_lets_more_run(
-    make_rig: MakeRig,
+LAST = QueueSettings().max_attempts
+#: The attempts of suspects that come together, which of them run, and which run after the end of another one.
+RUNNING: dict[str, tuple[QueueSettings, list[int], list[int], dict[int, list[int]]]] = {
+    "the first one with used-up attempts runs alone, and each that ends lets more run": (
+        QueueSettings(), [2] * 6, [0], {0: [1, 2], 2: [1, 3, 4]},
+    ),
+    "a last attempt is alone however many have ended": (
+        QueueSettings(), [2, 2, LAST, 2], [0], {0: [1], 1: [2], 2: [3]},
+    ),
+    "those without used-up attempts run together, but not next to the first one that has some": (
+        QueueSettings(), [2, 1, 1, 1], [0], {0: [1, 2, 3]},
+    ),
+    "in a queue with one attempt each runs alone": (QueueSettings(max_attempts=1), [1, 1], [0], {0: [1]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("rules", "attempts", "first", "then"), RUNNING.values(), ids=RUNNING)
+async def test_which_suspects_run_next_to_other_messages(
+    make_rig: MakeRig, rules: QueueSettings, attempts: list[int], first: list[int], then: dict[int, list[int]]
 ) -> None:
-    rig, handler = make_rig(), Handler()
-    rig.reader.add(P0, *[suspect(offset, 2) for offset in range(6)], FakeRecord(6), FakeRecord(7))
+    rig, handler = make_rig(queue=lambda _: rules), HangingEach()
+    others = [len(attempts), len(attempts) + 1]
+    rig.reader.add(P0, *[suspect(*each) for each in enumerate(attempts)], *[FakeRecord(offset) for offset in others])
     rig.work(handler, 8)
     await spin(60)
-    assert sorted(handler.running) == [0, 6, 7]
+    assert sorted(handler.running) == [*first, *others]
 
-    await handler.end(0)
-    assert sorted(handler.running) == [1, 2, 6, 7]
-    await handler.end(2)
-    assert sorted(handler.running) == [1, 3, 4, 6, 7]
-
-
-async def test_a_suspect_has_its_last_attempt_alone_however_many_have_ended(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
-    last = QueueSettings().max_attempts
-    rig.reader.add(P0, suspect(0, 2), suspect(1, 2), suspect(2, last), suspect(3, 2), FakeRecord(4))
-    rig.work(handler, 5)
-    await spin(60)
-    await handler.end(0)
-    assert sorted(handler.running) == [1, 4]
-
-    await handler.end(1)
-    assert sorted(handler.running) == [2, 4]
-    await handler.end(2)
-    assert sorted(handler.running) == [3, 4]
+    for ended, running in then.items():
+        await handler.end(ended)
+        assert sorted(handler.running) == [*running, *others]
 
 
 @pytest.mark.parametrize(("releases", "delay_ms"), [(0, FIRST_AWAY_MS), (3, 8 * FIRST_AWAY_MS), (30, 30_000)])
-async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
+async def test_suspects_that_can_not_wait_are_away_for_longer_each_time_and_hold_up_no_other_message(
     make_rig: MakeRig, releases: int, delay_ms: int
 ) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
-    rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)])
+    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), HangingEach()
+    rig.reader.add(P0, *[suspect(offset, 1, releases) for offset in range(20)], FakeRecord(20))
     rig.work(handler, 2)
     for _ in range(20):
         await spin(60)
@@ -182,19 +164,9 @@ async def test_a_suspect_that_can_not_wait_is_away_for_longer_each_time(
         await rig.settled()
 
     assert {delay_ms for delay_ms, _, _ in rig.released.values()} == {delay_ms}
-
-
-async def test_suspects_without_used_up_attempts_run_together_but_not_next_to_the_first_one_that_has_some(
-    make_rig: MakeRig,
-) -> None:
-    rig, handler = make_rig(), Handler()
-    rig.reader.add(P0, suspect(0, 2), suspect(1, 1), suspect(2, 1), suspect(3, 1))
-    rig.work(handler, 5)
-    await spin(60)
-    assert handler.running == [0]
-
-    await handler.end(0)
-    assert sorted(handler.running) == [1, 2, 3]
+    assert sorted(handler.running) == [0, 20]
+    # Four may wait for their turns, twice as many as there are handlers.
+    assert len(rig.released) == 15
 
 
 async def test_suspects_that_may_run_together_are_not_released(make_rig: MakeRig) -> None:
@@ -218,45 +190,8 @@ async def test_suspects_that_may_run_together_are_not_released(make_rig: MakeRig
     assert rig.released == {}
 
 
-async def test_a_suspect_of_a_queue_with_one_attempt_runs_alone(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
-    rig.reader.add(P0, suspect(0, 1), suspect(1, 1))
-    rig.work(handler, 2)
-    await spin(60)
-
-    assert handler.running == [0]
-
-
-async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
-    rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
-    rig.work(handler, 2)
-    await spin(60)
-
-    await rig.clock.advance(rig.receiver._settings.default_lease_ms / 2_000)
-    await spin(60)
-    await rig.settled()
-
-    [(offset, (_, counted, _))] = rig.released.items()
-    assert (offset, counted) == (1, False)
-
-
-async def test_other_messages_do_not_wait_behind_suspects(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(queue=lambda _: QueueSettings(max_attempts=1)), Handler()
-    rig.reader.add(P0, *[suspect(offset, 1) for offset in range(20)], FakeRecord(20))
-    rig.work(handler, 2)
-    for _ in range(20):
-        await spin(60)
-        await rig.clock.advance(0.1)
-        await rig.settled()
-
-    assert sorted(handler.running) == [0, 20]
-    # Four may wait for their turns, twice as many as there are handlers.
-    assert len(rig.released) == 15
-
-
 async def test_messages_are_fetched_past_suspects_only_if_their_turns_do_not_come_soon(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     # One runs and three wait, so as many are here as two handlers prefetch.
     rig.reader.add(P0, *[suspect(offset, 2) for offset in range(5)], FakeRecord(5))
     rig.work(handler, 2)
@@ -270,8 +205,22 @@ async def test_messages_are_fetched_past_suspects_only_if_their_turns_do_not_com
     assert (handler.running, rig.receiver.prefetch.in_flight) == ([0, 5], 6)
 
 
+async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(), HangingEach()
+    rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
+    rig.work(handler, 2)
+    await spin(60)
+
+    await rig.clock.advance(rig.receiver._settings.default_lease_ms / 2_000)
+    await spin(60)
+    await rig.settled()
+
+    [(offset, (_, counted, _))] = rig.released.items()
+    assert (offset, counted) == (1, False)
+
+
 async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.reader.add(P0, suspect(0, 2), suspect(1, 2))
     rig.work(handler, 2)
     await spin(60)
@@ -283,7 +232,7 @@ async def test_suspects_that_wait_are_released_by_a_stop(make_rig: MakeRig) -> N
 
 
 async def test_suspects_that_have_ended_are_forgotten_while_other_messages_run(make_rig: MakeRig) -> None:
-    rig, handler = make_rig(), Handler()
+    rig, handler = make_rig(), HangingEach()
     rig.add(1)
     rig.work(handler, 4)
     await spin(60)

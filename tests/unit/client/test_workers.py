@@ -18,7 +18,7 @@ from marq.core.storage.rows import row_key
 from marq.leases.message import Message
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
-from tests.unit.client.fakes import LIMIT_S, P0, P1, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, P1, Hanging, Rig, spin
 
 Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], HandlerPool[Any]]
 
@@ -42,18 +42,6 @@ def work(request: pytest.FixtureRequest) -> Work:
     """Start one worker that gets messages one by one, or in lists."""
     found: Work = request.param
     return found
-
-
-class Waiting:
-    """A handler that waits until the test lets it end."""
-
-    def __init__(self) -> None:
-        self.begun = asyncio.Event()
-        self.go_on = asyncio.Event()
-
-    async def __call__(self, messages: Sequence[Message]) -> None:
-        self.begun.set()
-        await self.go_on.wait()
 
 
 class PanicException(BaseException):
@@ -98,11 +86,28 @@ async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, wor
     assert rig.acked == [1]
 
 
-@pytest.mark.parametrize("error", [StopIteration, GeneratorExit])
+async def failed_and_went_on(rig: Rig, pool: HandlerPool[Any], text: str) -> None:
+    """Check that message 0 fails with this text, and that the same task acks the next message."""
+    await rig.settler.until(lambda: bool(rig.released))
+    rig.add([1])
+    await rig.settler.until(lambda: bool(rig.acked))
+    await pool.stop(1)
+
+    assert rig.released == {0: (BACKOFF, True, text)}
+    assert rig.acked == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (StopIteration, "RuntimeError: StopIteration in the handler: "),
+        (GeneratorExit, "RuntimeError: GeneratorExit in the handler: "),
+        (PanicException("index"), "PanicException: index"),
+    ],
+    ids=["StopIteration", "GeneratorExit", "panic"],
+)
 @pytest.mark.parametrize("lists", [False, True])
-async def test_what_asyncio_cannot_pass_on_from_a_thread_fails_its_messages_and_frees_its_task(
-    make_rig, lists, error
-) -> None:
+async def test_what_a_plain_function_raises_fails_its_messages_and_frees_its_task(make_rig, lists, error, text) -> None:
     """With StopIteration, the call would never end. GeneratorExit would end the task, and so the whole consumer."""
     rig = make_rig()
     rig.add(1)
@@ -112,35 +117,36 @@ async def test_what_asyncio_cannot_pass_on_from_a_thread_fails_its_messages_and_
         if messages[0].offset == 0:
             raise error
 
-    pool = rig.work_on_batches(handler) if lists else rig.work(handler)
-    await rig.settler.until(lambda: bool(rig.released))
-    rig.add([1])
-    await rig.settler.until(lambda: bool(rig.acked))
-    await pool.stop(1)
-
-    assert rig.released == {0: (BACKOFF, True, f"RuntimeError: {error.__name__} in the handler: ")}
-    assert rig.acked == [1]
+    await failed_and_went_on(rig, rig.work_on_batches(handler) if lists else rig.work(handler), text)
 
 
-async def test_a_generator_exit_that_a_handler_awaits_fails_its_messages_and_frees_its_task(make_rig, work) -> None:
-    """Python closes a coroutine that awaits a future with this exception; a closed coroutine can't wait again."""
+async def await_an_exit() -> None:
+    """Await what Python closes a coroutine with; a closed coroutine can't wait again."""
+    failed = asyncio.get_running_loop().create_future()
+    failed.set_exception(GeneratorExit())
+    await failed
+
+
+async def cancel_itself() -> None:
+    raise asyncio.CancelledError
+
+
+@pytest.mark.parametrize(
+    ("fail", "text"),
+    [
+        (await_an_exit, "RuntimeError: GeneratorExit in the handler: "),
+        (cancel_itself, "RuntimeError: CancelledError in the handler"),
+    ],
+)
+async def test_an_end_of_a_coroutine_that_is_not_ours_is_an_error_of_its_handler(make_rig, work, fail, text) -> None:
     rig = make_rig()
     rig.add(1)
 
     async def handler(messages) -> None:
         if messages[0].offset == 0:
-            failed = asyncio.get_running_loop().create_future()
-            failed.set_exception(GeneratorExit())
-            await failed
+            await fail()
 
-    pool = work(rig, handler)
-    await rig.settler.until(lambda: bool(rig.released))
-    rig.add([1])
-    await rig.settler.until(lambda: bool(rig.acked))
-    await pool.stop(1)
-
-    assert rig.released == {0: (BACKOFF, True, "RuntimeError: GeneratorExit in the handler: ")}
-    assert rig.acked == [1]
+    await failed_and_went_on(rig, work(rig, handler), text)
 
 
 async def test_a_message_that_has_its_outcome_is_not_acked(make_rig, work) -> None:
@@ -228,23 +234,6 @@ async def test_retry_is_not_logged_and_rejections_are_without_a_traceback(
     assert [record.exc_info for record in records if record.exc_info] == []
 
 
-async def test_a_cancellation_that_is_not_ours_is_an_error_of_the_handler(make_rig, work) -> None:
-    rig = make_rig()
-    rig.add(1)
-
-    async def handler(messages) -> None:
-        if messages[0].offset == 0:
-            raise asyncio.CancelledError
-
-    pool = work(rig, handler)
-    await rig.settler.until(lambda: bool(rig.released))
-    rig.add([1])
-    await rig.settler.until(lambda: rig.acked == [1])
-    await pool.stop(1)
-
-    assert rig.released[0][1]
-
-
 async def leave_a_cancellation_behind() -> None:
     """Do what a library does that cancels the task for a timeout, and does not undo it."""
     task = asyncio.current_task()
@@ -295,26 +284,6 @@ async def test_a_worker_that_a_handler_has_cancelled_before_it_returned_goes_on(
     assert rig.acked == [0, 1]
 
 
-@pytest.mark.parametrize("lists", [False, True])
-async def test_a_panic_of_a_plain_function_fails_its_messages_and_frees_its_task(make_rig, lists) -> None:
-    rig = make_rig()
-    rig.add(1)
-
-    def handler(work) -> None:
-        messages = work if lists else [work]
-        if messages[0].offset == 0:
-            raise PanicException("index")
-
-    pool = rig.work_on_batches(handler) if lists else rig.work(handler)
-    await rig.settler.until(lambda: bool(rig.released))
-    rig.add([1])
-    await rig.settler.until(lambda: bool(rig.acked))
-    await pool.stop(1)
-
-    assert rig.released == {0: (BACKOFF, True, "PanicException: index")}
-    assert rig.acked == [1]
-
-
 async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, monkeypatch) -> None:
     def defective(_: object) -> None:
         raise RuntimeError("a defect of the pool")
@@ -341,7 +310,7 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
 async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_task_goes_on(
     make_rig, work, counted: bool, expected: tuple[int, bool, str]
 ) -> None:
-    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig, waiting, cancelling = make_rig(), Hanging(), []
     rig.add(1)
 
     async def handler(messages) -> None:
@@ -366,7 +335,7 @@ async def test_a_handler_that_an_operator_cancels_releases_its_message_and_its_t
 
 
 async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_message(make_rig, work) -> None:
-    rig, waiting, cancelling = make_rig(), Waiting(), []
+    rig, waiting, cancelling = make_rig(), Hanging(), []
     rig.add(2)
 
     async def handler(messages) -> None:
@@ -393,7 +362,7 @@ async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_m
 
 
 async def test_a_stop_may_follow_an_operator_s_cancellation(make_rig, work) -> None:
-    rig, waiting = make_rig(), Waiting()
+    rig, waiting = make_rig(), Hanging()
     rig.add(1)
     pool = work(rig, waiting)
     await asyncio.wait_for(waiting.begun.wait(), LIMIT_S)
@@ -427,7 +396,7 @@ async def test_a_plain_function_is_not_cancelled_because_its_thread_goes_on(make
 
 
 async def test_what_handlers_do_now_and_for_how_long(make_rig, work) -> None:
-    rig, waiting = make_rig(), Waiting()
+    rig, waiting = make_rig(), Hanging()
     rig.add(1)
     pool = work(rig, waiting)
     before = pool.calls()
@@ -570,7 +539,7 @@ async def test_where_there_is_a_backlog_the_lists_of_a_slow_handler_are_full(mak
 
 
 async def test_no_more_is_held_for_lists_than_may_be_in_flight(make_rig) -> None:
-    rig, handler = make_rig(max_in_flight=150), Waiting()
+    rig, handler = make_rig(max_in_flight=150), Hanging()
     rig.add(1_000)
 
     pool = rig.work_on_batches(handler, 4, most=150)
@@ -703,7 +672,7 @@ async def test_a_stop_releases_what_a_thread_has_not_ended_in_time_and_says_that
 async def test_a_stop_without_running_handlers_logs_nothing(make_rig, caplog) -> None:
     caplog.set_level(logging.INFO, "marq")
     rig = make_rig()
-    pool = rig.work(Waiting())
+    pool = rig.work(Hanging())
 
     await pool.stop(LIMIT_S)
 

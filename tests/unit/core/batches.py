@@ -149,27 +149,27 @@ def fact(offsets: Sequence[int], kind: Kind = Kind.REDELIVERED, cause: Cause = C
 
 # --- strategies -------------------------------------------------------------------------------------------------------
 
-_U32, _U64, _I64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)
-_sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), _U32)
+U32, U64, I64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)
+any_sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), U32)
 #: Queue, holder and source.
-_head = (st.text(max_size=40), _U64, _sources)
+_head = (st.text(max_size=40), U64, any_sources)
 #: At most MAX_TEXT_BYTES, so that nothing is cut.
 _texts = st.text(max_size=30)
 _headers = st.lists(st.tuples(st.text(max_size=10), st.none() | st.binary(max_size=10)), max_size=3).map(tuple)
 _offsets = st.tuples(
     st.integers(0, 2**62), st.one_of(st.just([1]), st.lists(st.integers(1, 1_000), min_size=1, max_size=6))
 ).map(lambda start: tuple(start[0] + sum(start[1][:index]) for index in range(len(start[1]))))
-_payloads = st.builds(
+_whole_payloads = st.builds(
     Payload,
-    _I64,
-    st.integers(0, 2**32 - 1),
+    I64,
+    U32,
     st.none() | st.binary(max_size=8),
     _headers,
     st.none() | st.binary(),
     st.just(False),
 )
-#: Only in their records.
-_left_payloads = st.builds(Payload, _I64, st.integers(0, 2**32 - 1), st.none(), st.just(()), st.none(), st.just(True))
+#: Whole, or only in their records.
+any_payloads = _whole_payloads | st.builds(Payload, I64, U32, st.none(), st.just(()), st.none(), st.just(True))
 
 
 def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.SearchStrategy[tuple[object, ...]]:
@@ -177,17 +177,17 @@ def _column(values: st.SearchStrategy[object], offsets: Sequence[int]) -> st.Sea
 
 
 def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
-    start, payloads = st.integers(0, offsets[0]), _column(_payloads | _left_payloads, offsets)
+    start, payloads = st.integers(0, offsets[0]), _column(any_payloads, offsets)
     dues = st.none() | _column(st.integers(NOW, 2**63 - 1), offsets)
-    return st.builds(Acquire, *_head, st.just(offsets), _U32, start, payloads, dues, st.booleans())
+    return st.builds(Acquire, *_head, st.just(offsets), U32, start, payloads, dues, st.booleans())
 
 
 def _resumed_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Resumed]:
     acquired = st.sets(st.integers(0, 2**63 - 1), max_size=6).map(_intervals)
     states = _column(st.sampled_from([0, *State]).map(int), offsets)
-    counts, errors = _column(_U32, offsets), _column(_texts, offsets)
+    counts, errors = _column(U32, offsets), _column(_texts, offsets)
     return st.builds(
-        Resumed, *_head, st.just(offsets), st.integers(0, 2**62), _U32, acquired, states, counts, counts, errors
+        Resumed, *_head, st.just(offsets), st.integers(0, 2**62), U32, acquired, states, counts, counts, errors
     )
 
 
@@ -198,7 +198,7 @@ def _intervals(numbers: set[int]) -> tuple[tuple[int, int], ...]:
 
 def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     head = (*_head, st.just(offsets))
-    start, payloads = st.none() | st.integers(0, offsets[0]), _column(_payloads, offsets)
+    start, payloads = st.none() | st.integers(0, offsets[0]), _column(_whole_payloads, offsets)
     times, texts = _column(st.integers(0, 2**63 - 1), offsets), _column(_texts, offsets)
     outcomes, causes = (
         _column(st.sampled_from([*enumeration]).map(int), offsets) for enumeration in (RequestOutcome, Cause)
@@ -208,17 +208,17 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
         _resumed_of(offsets),
         st.builds(Resume, *head, st.booleans()),
         st.builds(Purge, *_head, st.tuples(st.integers(0, 2**62)), st.booleans(), st.booleans()),
-        *[st.builds(kind, *head, _U32) for kind in (Renew, Dispatch)],
+        *[st.builds(kind, *head, U32) for kind in (Renew, Dispatch)],
         *[st.builds(kind, *head) for kind in (Ack, Cancel, Discard)],
         st.builds(Release, *head, _column(st.integers(LAST, 2**63 - 1), offsets), st.booleans(), texts),
         st.builds(Reject, *head, texts),
         st.builds(Delay, *head, times, st.booleans(), start, payloads),
         st.builds(Reschedule, *head, times, st.booleans()),
         st.builds(Answer, *head, outcomes),
-        st.builds(Fact, st.sampled_from(FACTS), *head, _column(_U32, offsets), causes),
+        st.builds(Fact, st.sampled_from(FACTS), *head, _column(U32, offsets), causes),
     )
 
 
-ticks = st.builds(Tick, _U64, _U64)
+ticks = st.builds(Tick, U64, U64)
 acquires = _offsets.flatmap(_acquire_of)
 batches = st.one_of(ticks, _offsets.flatmap(_with_offsets))

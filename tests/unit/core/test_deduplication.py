@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import pytest
 
 from marq.core.storage import deduplication, rows
 from marq.settings.queue import QueueSettings
-from marq.wire.markers import Delay, Payload, Source, Tick
+from marq.wire.markers import Batch, Delay, Payload, Source, Tick
 from marq.wire.names import (
     deduplicating_partition,
     markers_partition,
@@ -18,14 +17,14 @@ from marq.wire.names import (
     synthetic_topic,
 )
 from tests.unit.core.batches import DRAWN, LETTERS, QUEUE, cancel, payload
-from tests.unit.core.test_lease_book import T0, Log
+from tests.unit.core.logs import T0, Log
 
 WINDOW_MS = 10_000
 SETTINGS = QueueSettings(deduplication_window_ms=WINDOW_MS)
 
 
-def new_log() -> Log:
-    return Log(SETTINGS)
+def new_log(*batches: Batch) -> Log:
+    return Log(*batches, settings=SETTINGS)
 
 
 def headers(own_id: str | None, key: bytes | None = None) -> Sequence[tuple[str, bytes | None]]:
@@ -65,85 +64,7 @@ def tick(log: Log, at: int) -> None:
     log.fold(Tick(at, 0), at=at)
 
 
-def restarted(log: Log) -> None:
-    log.write()
-    log.restart()
-
-
 # --- which messages are duplicates ------------------------------------------------------------------------------------
-
-
-def test_of_messages_with_the_same_id_only_the_first_is_accepted_also_within_one_batch() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", "b", "a", None, None))
-    log.fold(sent(10, "b", "c", None))
-
-    assert opened(log) == [0, 1, 3, 4, 11, 12]
-    counts = log.book.counts[QUEUE]
-    assert (counts.delayed, counts.deduplicated, counts.reacquired) == (6, 2, 0)
-
-
-def test_it_does_not_matter_who_sends_the_second_one() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), sent(0, "a", source=Source(synthetic_topic(6), 2)))
-
-    assert [source for source, _, _ in log.book.open_leases()] == [DRAWN]
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_a_duplicate_is_dropped_after_the_message_has_ended(restart: bool) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), cancel([0]))
-    log.book.due(T0)
-    log.fold(dataclasses.replace(cancel([0])))
-    if restart:
-        restarted(log)
-
-    log.fold(sent(1, "a"), at=T0 + WINDOW_MS - 1)
-
-    assert 1 not in opened(log)
-    assert log.book.counts[QUEUE].deduplicated == 1
-
-
-@pytest.mark.parametrize("restart", [False, True])
-def test_an_id_is_accepted_again_when_its_window_has_passed(restart: bool) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
-    if restart:
-        restarted(log)
-
-    log.fold(sent(1, "a"), at=T0 + WINDOW_MS - 1)
-    log.fold(sent(2, "a"), at=T0 + WINDOW_MS)
-    log.fold(sent(3, "a"), at=T0 + 2 * WINDOW_MS - 1)
-    log.fold(sent(4, "a"), at=T0 + 2 * WINDOW_MS)
-
-    assert opened(log) == [0, 2, 4]
-
-
-def test_the_window_is_that_of_the_queue_when_the_id_is_accepted() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
-    log.book._settings = lambda queue: QueueSettings(deduplication_window_ms=10)
-    log.fold(sent(1, "b"), at=T0 + 1)
-
-    log.fold(sent(2, "a", "b"), at=T0 + 20)
-
-    assert opened(log) == [0, 1, 3]
-    log.fold(sent(4, "a"), at=T0 + WINDOW_MS)
-    assert opened(log) == [0, 1, 3, 4]
-
-
-def test_queues_and_ordering_keys_have_ids_of_their_own() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"), sent(1, "a", key=b"k"), sent(2, "a", key=b"l"), sent(3, "a", key=b"k"))
-    log.fold(sent(0, "a", queue="other", source=Source(synthetic_topic(6), 2)))
-
-    assert sorted((lease.queue, offset) for _, offset, lease in log.book.open_leases()) == [
-        (QUEUE, 0),
-        (QUEUE, 1),
-        (QUEUE, 2),
-        ("other", 0),
-    ]
 
 
 def test_no_queue_key_and_id_are_mistaken_for_others() -> None:
@@ -155,18 +76,9 @@ def test_no_queue_key_and_id_are_mistaken_for_others() -> None:
     assert len(digests) == 4
 
 
-def test_a_delay_that_is_written_twice_is_counted_as_read_again_and_not_as_a_duplicate() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", from_offset=0), sent(0, "a", from_offset=0))
-
-    counts = log.book.counts[QUEUE]
-    assert (counts.delayed, counts.reacquired, counts.deduplicated) == (1, 1, 0)
-
-
 @pytest.mark.parametrize("source", [LETTERS, Source(schedule_topic("s", "1"), 0)])
 def test_redriven_dead_letters_and_messages_of_schedules_are_never_duplicates(source: Source) -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
+    log = new_log(sent(0, "a"))
     log.fold(sent(1, "a", "a", source=source, from_offset=1))
 
     assert len(opened(log)) == 3
@@ -176,8 +88,7 @@ def test_redriven_dead_letters_and_messages_of_schedules_are_never_duplicates(so
 
 def test_a_message_without_an_id_costs_no_look_at_its_headers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deduplication.AcceptedIds, "accept", None)
-    log = new_log()
-    log.fold(sent(0, None, None))
+    log = new_log(sent(0, None, None))
 
     assert opened(log) == [0, 1]
 
@@ -186,8 +97,7 @@ def test_a_message_without_an_id_costs_no_look_at_its_headers(monkeypatch: pytes
 
 
 def test_a_delay_leaves_one_row_for_all_its_ids_until_they_expire() -> None:
-    log = new_log()
-    log.fold(sent(0, "a", "b", "c"))
+    log = new_log(sent(0, "a", "b", "c"))
     log.write()
 
     [key] = id_rows(log)
@@ -205,8 +115,7 @@ def test_a_delay_leaves_one_row_for_all_its_ids_until_they_expire() -> None:
 
 
 def test_ids_that_expire_before_their_row_is_written_leave_none() -> None:
-    log = new_log()
-    log.fold(sent(0, "a"))
+    log = new_log(sent(0, "a"))
     log.fold(sent(1, "b"), at=T0 + WINDOW_MS)
     tick(log, T0 + 3 * WINDOW_MS)
 
@@ -233,14 +142,12 @@ def test_many_ids_that_expire_together_are_removed_in_several_writes(monkeypatch
 
 
 def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
-    log = new_log()
-    log.fold(sent(0, "first"))
-    log.book._settings = lambda queue: QueueSettings(deduplication_window_ms=10)
+    log = new_log(sent(0, "first"))
+    log.settings = QueueSettings(deduplication_window_ms=10)
     log.fold(sent(1, "a"))
-    log.book._settings = lambda queue: SETTINGS
+    log.settings = SETTINGS
     # The record of `first` still keeps that of `a` from being removed.
     log.fold(sent(2, "a"), at=T0 + 10)
-    log.write()
     log.restart()
 
     tick(log, T0 + WINDOW_MS)
@@ -251,8 +158,7 @@ def test_an_id_that_was_accepted_again_outlives_its_former_record() -> None:
 
 
 def test_an_id_outlives_a_jump_of_the_brokers_clock() -> None:
-    log = new_log()
-    log.fold(Tick(9, 0), sent(0, "a"))
+    log = new_log(Tick(9, 0), sent(0, "a"))
     # Nothing is removed while the next TICK may still set the clock back.
     log.fold(sent(1, "b"), at=T0 + 3_600_000)
     log.write()
@@ -284,7 +190,7 @@ def test_messages_of_several_senders_that_are_due_together_come_in_the_order_of_
     for number in range(30):
         log.fold(sent(number, f"id-{number}", source=sources[number % 3]))
     if restart:
-        restarted(log)
+        log.restart()
 
     assert [fire.offset for fire in log.book.due(T0)] == list(range(30))
 

@@ -10,8 +10,7 @@ from marq.core.deliveries.dead_letter_records import redriven
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction, due_time_ms, fitting, resolve_due, unexpired
 from marq.core.storage.rows import LeaseRow, State
-from marq.settings.queue import QueueSettings, check_document, queue_settings
-from marq.wire.errors import ConfigError
+from marq.settings.queue import QueueSettings, queue_settings
 from marq.wire.large_messages import gone
 from marq.wire.markers import Cause, Headers, Kind, Payload, Source
 from marq.wire.names import synthetic_topic
@@ -165,17 +164,6 @@ def test_the_copy_of_a_dead_letter_does_not_have_its_expiry() -> None:
     assert without_copied(headers[:2], own_topic=True) == headers[:2]
 
 
-@pytest.mark.parametrize("value", [0, -1, "1h", True, None, float("nan"), 10**9])
-def test_a_bad_setting_is_refused(value: object) -> None:
-    with pytest.raises(ConfigError, match=r"^\[queues.q\]: expires_after: expected a number of seconds above 0"):
-        check_document({"expires_after": value}, "[queues.q]")
-
-
 def test_a_queue_can_turn_off_the_default() -> None:
     assert queue_settings({"expires_after": 60}).expires_after_ms == 60_000
     assert queue_settings({"expires_after": 60}, {"expires_after": False}).expires_after_ms is None
-
-
-def test_another_fate_is_refused() -> None:
-    with pytest.raises(ConfigError, match="expired: expected 'drop' or 'dead-letter', not 'x'"):
-        check_document({"expired": "x"}, "[queues.q]")

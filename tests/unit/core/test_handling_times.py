@@ -12,12 +12,21 @@ from tests.unit.core.batches import QUEUE, SOURCE, ack, acquire, payload
 T0 = 1_000_000
 
 
-def folded(*batches: tuple[int, Batch]) -> HandlingTimes:
-    """The times that a tracker finds in markers that came at these times."""
+def tracker_of(*batches: tuple[int, Batch], start_ms: int = T0) -> Tracker:
+    """Return a tracker that has read markers that came at these times."""
     tracker = Tracker(lambda queue: QueueSettings(), 42)
     for offset, (at_ms, batch) in enumerate(batches):
-        tracker.read(encode(batch), T0 + at_ms, offset)
-    return tracker.handling
+        tracker.read(encode(batch), start_ms + at_ms, offset)
+    return tracker
+
+
+def folded(*batches: tuple[int, Batch]) -> HandlingTimes:
+    return tracker_of(*batches).handling
+
+
+def waited(*batches: tuple[int, Batch]) -> HandlingTimes:
+    """Return the waiting times; the senders' clocks are those of :func:`payload`."""
+    return tracker_of(*batches, start_ms=payload().timestamp_ms).waiting
 
 
 def test_a_message_s_time_is_from_its_acquire_to_its_ack() -> None:
@@ -32,14 +41,6 @@ def test_a_few_messages_of_a_great_ack_stand_for_all() -> None:
     times = folded((0, acquire(many)), (400, ack(many)))
 
     assert times.recent() == {QUEUE: [1_003 if bound == 500 else 0 for bound in (*BOUNDS_MS, None)]}
-
-
-def waited(*batches: tuple[int, Batch]) -> HandlingTimes:
-    """The waiting times that a tracker finds; the senders' clocks are those of :func:`payload`."""
-    tracker = Tracker(lambda queue: QueueSettings(), 42)
-    for offset, (at_ms, batch) in enumerate(batches):
-        tracker.read(encode(batch), payload().timestamp_ms + at_ms, offset)
-    return tracker.waiting
 
 
 def test_a_message_has_waited_from_its_record_to_its_acquire() -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
-from dataclasses import astuple
+from collections.abc import Callable
+from dataclasses import astuple, replace
 from typing import Any
 
 from hypothesis import settings
@@ -16,7 +16,7 @@ from lab.proof.fold import IN_ORDER, Event, Fold, Key, Standing
 from lab.proof.history import holder_name, log_name, marker, name_of
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
-from marq.core.redeliver_or_dead_letter import DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
@@ -37,6 +37,7 @@ from marq.wire.markers import (
     Delay,
     Discard,
     Dispatch,
+    Kind,
     Payload,
     Purge,
     Reject,
@@ -49,7 +50,7 @@ from marq.wire.markers import (
     Source,
     Tick,
 )
-from marq.wire.names import DEDUPLICATION_ID_HEADER, WITHOUT_RECORDS
+from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER, WITHOUT_RECORDS, synthetic_topic
 from marq.wire.ordered_holders import ordered_holder
 from tests.simulation.oracle import difference, table_difference
 from tests.unit.core.batches import DRAWN, LETTERS
@@ -59,15 +60,28 @@ BACKOFF_RULE = Backoff(10, 2.0, 100)
 WINDOW_MS = 60
 _MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
 
+#: Where a message goes with each fact.
+_DESTINATIONS = {
+    Kind.REDELIVERED: Destination.QUEUE,
+    Kind.DELIVERED: Destination.QUEUE,
+    Kind.DEAD_LETTERED: Destination.DEAD_LETTERS,
+    Kind.CANCELLED: Destination.NOWHERE,
+    Kind.ABANDONED: Destination.NOWHERE,
+}
 #: The longest time that the format allows.
 _LONGEST_MS = 2**63 - 1
 
 _records = st.sampled_from([Source("marq.messages", 0), Source("marq.messages", 1)])
-_sources = st.one_of(_records, st.just(DRAWN), st.just(LETTERS))
+#: Two senders of delayed messages.
+_senders = st.sampled_from([DRAWN, Source(synthetic_topic(6), 2)])
+_sources = st.one_of(_records, _senders, st.just(LETTERS))
 #: The second and third are as late as each other.
 _holders = st.sampled_from([1, ordered_holder(5, 1), ordered_holder(5, 2), ordered_holder(9, 1)])
 _ids = st.sampled_from(["", "", "x", "y"])
-_held_kinds = st.sampled_from([Renew, Dispatch])
+_keys = st.sampled_from(["", "", "k"])
+#: Also shorter than the rest of a lease.
+_leases = st.sampled_from([1, 100, 200])
+_flags = st.tuples(st.booleans(), st.booleans())
 _offsets = st.sets(st.integers(0, 12), min_size=1, max_size=5).map(sorted)
 _delays = st.sampled_from([LAST, BACKOFF, 0, 5, 50, BLOCKED_MS, _LONGEST_MS])
 _times = st.sampled_from([-50, 0, 5, 50, _LONGEST_MS])
@@ -77,17 +91,19 @@ _queues = st.sampled_from(["a", "b"])
 _any_queues = st.one_of(_queues, st.just(ANY_QUEUE))
 
 
-def payload(queue: str, offset: int, attempt: int = 1, own_id: str = "") -> Payload:
-    headers = ((DEDUPLICATION_ID_HEADER, own_id.encode()),) if own_id else ()
+def payload(queue: str, offset: int, attempt: int = 1, own_id: str = "", key: str = "") -> Payload:
+    named = {DEDUPLICATION_ID_HEADER: own_id, ORDERING_KEY_HEADER: key}
+    headers = tuple((name, value.encode()) for name, value in named.items() if value)
     return Payload(0, attempt, None, headers, f"{queue} {offset}".encode())
 
 
 class PlainFold(Fold):
     """Remembers what is asked: by whom and of which queue, the message, whether to move it, and whether in time."""
 
-    def __init__(self, limits: Callable[[str], Sequence[int]]) -> None:
-        rules = {"backoff": astuple(BACKOFF_RULE), "deduplication_window_ms": WINDOW_MS}
-        super().__init__(lambda queue: [{**rules, "max_attempts": limit} for limit in limits(queue)])
+    def __init__(self, settings: Callable[[], QueueSettings]) -> None:
+        names = ("max_attempts", "deduplication_window_ms")
+        backoff = {"backoff": astuple(BACKOFF_RULE)}
+        super().__init__(lambda queue: [{name: getattr(settings(), name) for name in names} | backoff])
         self.asked: list[tuple[tuple[str, str], Key, bool, bool]] = []
 
     def ask(self, key: Key, event: Event, *, in_time: bool) -> None:
@@ -102,7 +118,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.settings = QueueSettings(max_attempts=2, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS)
         self.book = LeaseBook(self.setting)
         # The book folds each marker at once, so it goes by the settings of that moment.
-        self.plain = PlainFold(lambda queue: [self.settings.max_attempts])
+        self.plain = PlainFold(lambda: self.settings)
         self.namer = Tracker(self.setting, 9)
         self.table: dict[bytes, bytes] = {}
         self.time_ms = self.monotonic_ms = 100_000
@@ -135,6 +151,7 @@ class LeaseMachine(RuleBasedStateMachine):
         offsets=_offsets,
         back=st.integers(0, 3),
         in_order=st.booleans(),
+        counted=st.booleans(),
         others_holder=st.none() | _holders,
         data=st.data(),
     )
@@ -146,6 +163,7 @@ class LeaseMachine(RuleBasedStateMachine):
         offsets: list[int],
         back: int,
         in_order: bool,
+        counted: bool,
         others_holder: int | None,
         data: st.DataObject,
     ) -> None:
@@ -158,11 +176,11 @@ class LeaseMachine(RuleBasedStateMachine):
         for name, its_holder in {queue: holder, **other}.items():
             payloads = [payload(name, offset, attempt) for offset, attempt in zip(offsets, attempts, strict=True)]
             first = max(0, offsets[0] - back)
-            self.fold(Acquire(name, its_holder, source, offsets, 100, first, payloads, dues, in_order))
+            self.fold(Acquire(name, its_holder, source, offsets, 100, first, payloads, dues, in_order, counted))
 
     @rule(queue=_queues, source=_records, offsets=_offsets, onwards=st.booleans())
     def resume(self, queue: str, source: Source, offsets: list[int], onwards: bool) -> None:
-        question = Resume(queue, self.offset + 10, source, offsets[:1] if onwards else offsets, onwards)
+        question = Resume(queue, self.offset + 10, source, offsets, onwards)
         self.fold(question)
         self.resumes.append((question, self.offset))
 
@@ -173,13 +191,21 @@ class LeaseMachine(RuleBasedStateMachine):
         drawn = data.draw(st.lists(_times, min_size=count, max_size=count))
         return [max(0, time_ms) if relative else self.absolute(time_ms) for time_ms in drawn]
 
-    @rule(queue=_queues, offsets=_offsets, relative=st.booleans(), back=st.none() | st.integers(0, 3), data=st.data())
-    def delay(self, queue: str, offsets: list[int], relative: bool, back: int | None, data: st.DataObject) -> None:
-        ids = [data.draw(_ids) for _ in offsets]
-        payloads = [payload(queue, offset, own_id=own_id) for offset, own_id in zip(offsets, ids, strict=True)]
+    @rule(
+        queue=_queues,
+        source=_senders,
+        offsets=_offsets,
+        relative=st.booleans(),
+        back=st.none() | st.integers(0, 3),
+        data=st.data(),
+    )
+    def delay(
+        self, queue: str, source: Source, offsets: list[int], relative: bool, back: int | None, data: st.DataObject
+    ) -> None:
+        payloads = [payload(queue, offset, own_id=data.draw(_ids), key=data.draw(_keys)) for offset in offsets]
         from_offset = None if back is None else max(0, offsets[0] - back)
         times = self.times(data, relative, len(offsets))
-        self.fold(Delay(queue, 1, DRAWN, offsets, times, relative, from_offset, payloads))
+        self.fold(Delay(queue, 1, source, offsets, times, relative, from_offset, payloads))
 
     @rule(queue=_queues, offsets=_offsets, redriven=st.booleans())
     def settle(self, queue: str, offsets: list[int], redriven: bool) -> None:
@@ -209,9 +235,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def cancel(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
         self.fold(Cancel(queue, holder + 200, source, offsets))
 
-    @rule(
-        queue=_queues, source=_records | st.none(), end=_offsets, back_ms=_times, flags=st.tuples(*[st.booleans()] * 2)
-    )
+    @rule(queue=_queues, source=_records | st.none(), end=_offsets, back_ms=_times, flags=_flags)
     def purge(self, queue: str, source: Source | None, end: list[int], back_ms: int, flags: tuple[bool, bool]) -> None:
         """Purge a source up to an offset, or messages without records up to a time."""
         place, before = (Source(WITHOUT_RECORDS, 0), self.absolute(back_ms) - 1) if source is None else (source, end[0])
@@ -276,6 +300,7 @@ class LeaseMachine(RuleBasedStateMachine):
         state = rows.State[standing.state]
         was_released = state in (rows.State.RELEASED, rows.State.WAITING_IN_ORDER)
         attempt = standing.attempt + (was_released and standing.counted)
+        attempt -= state is rows.State.LEASED_IN_ORDER and not standing.counted
         wait_ms = min(max(0, standing.due_ms - self.plain.now_ms), 2**32 - 1)
         return state, attempt, wait_ms, standing.text
 
@@ -293,14 +318,23 @@ class LeaseMachine(RuleBasedStateMachine):
         times = [self.times(data, True, 1), True] if kind is Reschedule else []
         self.fold(kind(ANY_QUEUE, holder, source, [int(offset)], *times))
 
-    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, kind=_held_kinds)
-    def renew_or_dispatch(self, queue: str, source: Source, holder: int, offsets: list[int], kind: type[Any]) -> None:
-        self.fold(kind(queue, holder, source, offsets, 100))
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, lease_ms=_leases, flags=_flags)
+    def renew(
+        self, queue: str, source: Source, holder: int, offsets: list[int], lease_ms: int, flags: tuple[bool, bool]
+    ) -> None:
+        self.fold(Renew(queue, holder, source, offsets, lease_ms, *flags))
 
-    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, delay=_delays, counted=st.booleans())
-    def release(self, queue: str, source: Source, holder: int, offsets: list[int], delay: int, counted: bool) -> None:
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, lease_ms=_leases)
+    def dispatch(self, queue: str, source: Source, holder: int, offsets: list[int], lease_ms: int) -> None:
+        self.fold(Dispatch(queue, holder, source, offsets, lease_ms))
+
+    @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets, counted=st.booleans(), data=st.data())
+    def release(
+        self, queue: str, source: Source, holder: int, offsets: list[int], counted: bool, data: st.DataObject
+    ) -> None:
+        delays = [data.draw(_delays) for _ in offsets]
         errors = [f"error {offset % 3}" for offset in offsets]
-        self.fold(Release(queue, holder, source, offsets, [delay] * len(offsets), counted, errors))
+        self.fold(Release(queue, holder, source, offsets, delays, counted, errors))
 
     @rule(queue=_queues, source=_sources, holder=_holders, offsets=_offsets)
     def reject(self, queue: str, source: Source, holder: int, offsets: list[int]) -> None:
@@ -315,11 +349,9 @@ class LeaseMachine(RuleBasedStateMachine):
     def set_the_brokers_clock(self, jump_ms: int) -> None:
         self.time_ms += jump_ms
 
-    @rule(max_attempts=st.integers(1, 3))
-    def change_the_limit(self, max_attempts: int) -> None:
-        self.settings = QueueSettings(
-            max_attempts=max_attempts, backoff=BACKOFF_RULE, deduplication_window_ms=WINDOW_MS
-        )
+    @rule(max_attempts=st.integers(1, 3), window_ms=st.sampled_from([10, WINDOW_MS]))
+    def change_the_settings(self, max_attempts: int, window_ms: int) -> None:
+        self.settings = replace(self.settings, max_attempts=max_attempts, deduplication_window_ms=window_ms)
 
     @rule()
     def append_garbage(self) -> None:
@@ -360,6 +392,7 @@ class LeaseMachine(RuleBasedStateMachine):
             for fire in fires
         }
         assert found.items() <= due.items()
+        assert all(fire.destination is _DESTINATIONS[fire.fact_kind] for fire in fires)
         assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
         assert [fire.lease.due_ms for fire in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
         places = [fire.lease.holder if fire.lease.state is State.DELAYED else 0 for fire in fires]

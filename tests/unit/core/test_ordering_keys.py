@@ -10,7 +10,7 @@ import pytest
 from marq.settings.combinations import check_combinations
 from marq.settings.definitions import Definitions
 from marq.settings.ordering_keys import check_ordering_key, line_of, partition_of
-from marq.settings.queue import check_defaults, check_document, queue_settings
+from marq.settings.queue import queue_settings
 from marq.wire.errors import ConfigError
 
 
@@ -19,25 +19,6 @@ def test_a_queue_is_unordered_and_continues_after_a_dead_letter_unless_it_is_set
 
     assert (default.ordering, default.on_dead_letter, default.ordered) == ("none", "continue", False)
     assert (ordered.ordering, ordered.on_dead_letter, ordered.ordered) == ("key", "block", True)
-
-
-@pytest.mark.parametrize(
-    ("document", "said"),
-    [
-        ({"ordering": "all"}, "here: ordering: expected 'none' or 'key', not 'all'"),
-        ({"ordering": True}, "here: ordering: expected 'none' or 'key', not True"),
-        ({"on_dead_letter": "stop"}, "here: on_dead_letter: expected 'continue' or 'block', not 'stop'"),
-    ],
-)
-def test_other_values_are_refused(document: Mapping[str, Any], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
-        check_document(document, "here")
-
-
-@pytest.mark.parametrize("key", ["ordering", "on_dead_letter"])
-def test_each_queue_names_its_own_ordering(key: str) -> None:
-    with pytest.raises(ConfigError, match=rf"\[defaults\] can't name '{key}'"):
-        check_defaults({key: "key" if key == "ordering" else "block"}, "[defaults]")
 
 
 @pytest.mark.parametrize(

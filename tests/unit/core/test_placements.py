@@ -10,7 +10,7 @@ import pytest
 
 from marq.settings.definitions import Definitions, placement_key
 from marq.settings.placements import EVERYWHERE, GRACE_S, SENT_S, SYNCED_S, Placement, subset, union
-from marq.settings.queue import QueueSettings, check_defaults, check_document, queue_settings
+from marq.settings.queue import QueueSettings, check_document, queue_settings
 from marq.wire.errors import ConfigError
 
 QUEUES = [f"queue-{number}" for number in range(2_000)]
@@ -168,19 +168,6 @@ def test_partitions_is_a_number_or_all() -> None:
     assert queue_settings().partitions is None
     assert queue_settings(check_document({"partitions": 2}, "here")).partitions == 2
     assert queue_settings({"partitions": 2}, check_document({"partitions": "all"}, "here")).partitions is None
-
-
-@pytest.mark.parametrize("value", [0, -1, 1.5, True, "some", 10_001, None])
-def test_other_values_of_partitions_are_refused(value: object) -> None:
-    with pytest.raises(
-        ConfigError, match='here: partitions: expected a number of partitions from 1 to 10000, or "all"'
-    ):
-        check_document({"partitions": value}, "here")
-
-
-def test_undefined_queues_have_all_partitions() -> None:
-    with pytest.raises(ConfigError, match=r"\[defaults\] can't name 'partitions'"):
-        check_defaults({"partitions": 2}, "[defaults]")
 
 
 # --- ordered queues ---------------------------------------------------------------------------------------------------

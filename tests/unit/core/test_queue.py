@@ -212,6 +212,18 @@ def test_a_lease_is_never_0_ms() -> None:
         ({"handler": "no_function"}, r"handler: expected 'module:function', not 'no_function'"),
         ({"handler": "a:b\n"}, r"handler: "),
         ({"concurrency": 10_001}, r"concurrency: expected a whole number from 1 to 10000"),
+        *[
+            ({"expires_after": value}, r"^here: expires_after: expected a number of seconds above 0")
+            for value in (0, -1, "1h", True, None, float("nan"), 10**9)
+        ],
+        ({"expired": "x"}, r"^here: expired: expected 'drop' or 'dead-letter', not 'x'"),
+        *[
+            ({"partitions": value}, r'^here: partitions: expected a number of partitions from 1 to 10000, or "all"')
+            for value in (0, -1, 1.5, True, "some", 10_001, None)
+        ],
+        ({"ordering": "all"}, r"^here: ordering: expected 'none' or 'key', not 'all'"),
+        ({"ordering": True}, r"^here: ordering: expected 'none' or 'key', not True"),
+        ({"on_dead_letter": "stop"}, r"^here: on_dead_letter: expected 'continue' or 'block', not 'stop'"),
         ([], r"^here: expected a table of settings, not \[\]$"),
         ({3: 4}, r"^here: 3: unknown key"),
     ],
@@ -221,7 +233,17 @@ def test_a_mistake_is_named_with_its_place_and_key(document: object, said: str) 
         check_document(document, "here")
 
 
-@pytest.mark.parametrize("key", ["group", "topic", "handler"])
-def test_what_belongs_to_one_queue_can_be_no_default(key: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("group", "a"),
+        ("topic", "a"),
+        ("handler", "a:b"),
+        ("partitions", 2),
+        ("ordering", "key"),
+        ("on_dead_letter", "block"),
+    ],
+)
+def test_what_belongs_to_one_queue_can_be_no_default(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=rf"^\[defaults\] can't name '{key}'; give each queue its own$"):
-        check_defaults({"lease": 3, key: "a:b" if key == "handler" else "a"}, "[defaults]")
+        check_defaults({"lease": 3, key: value}, "[defaults]")

@@ -55,26 +55,69 @@ def test_a_copy_keeps_key_value_and_the_users_headers_in_order() -> None:
     assert made.destination is Destination.QUEUE
 
 
-def test_a_copy_of_a_tombstone_is_a_tombstone() -> None:
-    assert copy_of(fire(), value=None).value is None
+#: The headers of a first redelivery, and those that a dead letter has besides.
+OURS = {
+    "marq-id": b"marq.messages/2/17",
+    "marq-attempt": b"2",
+    "marq-first-sent": b"%d" % SENT_MS,
+    "marq-expired": b"1",
+}
+DEAD = OURS | {
+    "marq-reason": b"2 of 2 attempts used: the last time its lease ran out",
+    "marq-origin": b"marq.messages/2/17",
+    "marq-dead-lettered-at": b"%d" % DIED_MS,
+}
+RELEASED = b"2 of 2 attempts used: the last time it was released"
+LETTERS = Destination.DEAD_LETTERS
+BOOM, TRACE = with_traceback("ValueError: boom", "Traceback: in bill"), {"marq-traceback": b"Traceback: in bill"}
+LATER = {"marq-id": b"marq.messages/0/3", "marq-attempt": b"3", "marq-first-sent": b"5"}
 
 
-@pytest.mark.parametrize("key", [b"customer-7", b"", b"emails"])
-@pytest.mark.parametrize("destination", [Destination.QUEUE, Destination.DEAD_LETTERS])
+@pytest.mark.parametrize(
+    ("action", "sent", "expected"),
+    [
+        pytest.param(fire(), {}, OURS, id="the first one names the first record"),
+        pytest.param(
+            fire(attempt=4), LATER, OURS | LATER | {"marq-attempt": b"4"}, id="later ones keep id and first time"
+        ),
+        pytest.param(fire(LETTERS), {}, DEAD, id="a dead letter says why, whence and when"),
+        # Otherwise each attempt of a redelivery would count as the first one, and it would be redelivered endlessly.
+        pytest.param(fire(), {"marq-dead-lettered-at": b"1"}, OURS, id="a redelivery is no copy of a dead letter"),
+        pytest.param(fire(), {"a": b"1", "marq-settled": b"x"}, {"a": b"1"} | OURS, id="a sender's note is dropped"),
+        pytest.param(fire(LETTERS), {"marq-settled": b"x"}, DEAD, id="a sender's note is dropped from a dead letter"),
+        pytest.param(fire(), {"marq-error": b"older"}, OURS | {"marq-error": b"older"}, id="an expiry keeps the error"),
+        pytest.param(
+            fire(state=State.RELEASED, text="ValueError: ü"), {"marq-error": b"older"},
+            OURS | {"marq-error": "ValueError: ü".encode()}, id="the error of a release replaces the one before",
+        ),
+        pytest.param(
+            fire(state=State.RELEASED, text=BOOM), {"marq-traceback": b"forged"},
+            OURS | {"marq-error": b"ValueError: boom"}, id="a redelivery has no traceback",
+        ),
+        pytest.param(
+            fire(LETTERS, State.RELEASED, text=BOOM), {},
+            DEAD | TRACE | {"marq-error": b"ValueError: boom", "marq-reason": RELEASED},
+            id="a dead letter has the traceback of its last attempt",
+        ),
+        pytest.param(
+            fire(LETTERS, State.REJECTED, text=BOOM), {}, DEAD | TRACE | {"marq-reason": b"ValueError: boom"},
+            id="a rejection's traceback is apart from its reason",
+        ),
+    ],
+)  # fmt: skip
+def test_a_copy_has_these_headers(action: DueAction, sent: dict[str, bytes], expected: dict[str, bytes]) -> None:
+    assert sorted(copy_of(action, *sent.items()).headers) == sorted(expected.items())
+
+
+@pytest.mark.parametrize("key", [b"customer-7", b"", b"emails", None])
+@pytest.mark.parametrize(("destination", "headers"), [(Destination.QUEUE, OURS), (LETTERS, DEAD)])
 def test_a_message_of_an_own_topic_gets_its_queues_key_and_keeps_the_senders_in_a_header(
-    destination: Destination, key: bytes
+    destination: Destination, headers: dict[str, bytes], key: bytes | None
 ) -> None:
-    made = copy_of(fire(destination), key=key, own_topic=True)
-
-    assert made.key == b"emails"
-    assert dict(made.headers)["marq-key"] == key
-
-
-def test_a_message_of_an_own_topic_without_a_key_gets_its_queues_alone() -> None:
-    made = copy_of(fire(), key=None, value=None, own_topic=True)
+    made = copy_of(fire(destination), key=key, value=None, own_topic=True)
 
     assert (made.key, made.value) == (b"emails", None)
-    assert "marq-key" not in dict(made.headers)
+    assert dict(made.headers) == headers | ({} if key is None else {"marq-key": key})
 
 
 @pytest.mark.parametrize(("key", "expected"), [(b"customer-7", b"customer-7"), (b"", None), (None, None)])
@@ -91,53 +134,6 @@ def test_a_copy_of_a_copy_keeps_the_senders_key() -> None:
 
     assert second.key == b"emails"
     assert dict(second.headers)["marq-key"] == b"customer-7"
-
-
-def test_a_queues_name_is_not_a_senders_key_in_the_shared_topic() -> None:
-    assert "marq-key" not in dict(copy_of(fire()).headers)
-
-
-def test_the_first_copy_gets_the_id_of_the_first_record() -> None:
-    made = dict(copy_of(fire()).headers)
-
-    assert made == {
-        "marq-id": b"marq.messages/2/17",
-        "marq-attempt": b"2",
-        "marq-first-sent": b"%d" % SENT_MS,
-        "marq-expired": b"1",
-    }
-
-
-def test_later_copies_keep_the_id_and_the_first_time() -> None:
-    made = copy_of(
-        fire(attempt=4), ("marq-id", b"marq.messages/0/3"), ("marq-attempt", b"3"), ("marq-first-sent", b"5")
-    )
-
-    assert sorted(made.headers) == [
-        ("marq-attempt", b"4"),
-        ("marq-expired", b"1"),
-        ("marq-first-sent", b"5"),
-        ("marq-id", b"marq.messages/0/3"),
-    ]
-
-
-@pytest.mark.parametrize("destination", [Destination.QUEUE, Destination.DEAD_LETTERS])
-def test_a_senders_header_of_a_note_is_dropped(destination: Destination) -> None:
-    made = copy_of(fire(destination), ("a", b"1"), ("marq-settled", b"deleted"))
-
-    assert "marq-settled" not in dict(made.headers)
-    assert made.headers[0] == ("a", b"1")
-
-
-def test_a_redelivery_is_never_taken_for_a_copy_of_a_dead_letter() -> None:
-    """Otherwise each of its attempts would count as the first one, and it would be redelivered endlessly."""
-    assert "marq-dead-lettered-at" not in dict(copy_of(fire(), ("marq-dead-lettered-at", b"1")).headers)
-
-
-def test_the_error_of_a_release_travels_and_replaces_the_one_before() -> None:
-    made = copy_of(fire(state=State.RELEASED, text="ValueError: ü"), ("marq-error", b"older"))
-
-    assert [value for name, value in made.headers if name == "marq-error"] == ["ValueError: ü".encode()]
 
 
 def test_uncounted_releases_in_a_row_are_counted_on_the_message_and_forgotten_by_any_other_end() -> None:
@@ -216,43 +212,10 @@ def test_sequences_ascend_by_the_delay_and_then_by_the_number(delay: int, number
     assert len(texts[0]) == len(texts[1])
 
 
-def test_an_expiry_keeps_the_last_error_that_is_known() -> None:
-    made = copy_of(fire(), ("marq-error", b"older"))
-
-    assert ("marq-error", b"older") in made.headers
-
-
 def test_a_long_error_is_cut() -> None:
     made = dict(copy_of(fire(state=State.RELEASED, text="x" * 5_000)).headers)
 
     assert made["marq-error"] == b"x" * MAX_TEXT_BYTES
-
-
-def test_a_dead_letter_has_the_traceback_of_its_last_attempt_apart_from_the_error() -> None:
-    text = with_traceback("ValueError: boom", "Traceback: in bill")
-    released = dict(copy_of(fire(Destination.DEAD_LETTERS, State.RELEASED, text=text)).headers)
-    rejected = dict(copy_of(fire(Destination.DEAD_LETTERS, State.REJECTED, text=text)).headers)
-
-    assert (released["marq-error"], released["marq-traceback"]) == (b"ValueError: boom", b"Traceback: in bill")
-    assert (rejected["marq-reason"], rejected["marq-traceback"]) == (b"ValueError: boom", b"Traceback: in bill")
-
-
-def test_a_redelivery_has_no_traceback() -> None:
-    text = with_traceback("ValueError: boom", "Traceback: in bill")
-
-    made = dict(copy_of(fire(state=State.RELEASED, text=text), ("marq-traceback", b"forged")).headers)
-
-    assert made["marq-error"] == b"ValueError: boom"
-    assert "marq-traceback" not in made
-
-
-def test_a_dead_letter_says_why_whence_and_when() -> None:
-    made = dict(copy_of(fire(Destination.DEAD_LETTERS, attempt=5)).headers)
-
-    assert made["marq-reason"] == b"5 of 5 attempts used: the last time its lease ran out"
-    assert made["marq-origin"] == b"marq.messages/2/17"
-    assert made["marq-dead-lettered-at"] == b"%d" % DIED_MS
-    assert made["marq-attempt"] == b"5"
 
 
 @pytest.mark.parametrize(

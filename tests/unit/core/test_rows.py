@@ -13,18 +13,11 @@ from marq.core.storage.log_clock import LogClock
 from marq.core.storage.rows import EventCounts, LeaseRow, State
 from marq.wire.error_texts import MAX_TEXT_BYTES
 from marq.wire.markers import Payload, Source
+from tests.unit.core.batches import I64, U32, U64, any_payloads, any_sources
 
-_U32, _U63, _U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1)
-_I64 = st.integers(-(2**63), 2**63 - 1)
+_U63 = st.integers(0, 2**63 - 1)
 _queues = st.text(min_size=1, max_size=50)
-_sources = st.builds(Source, st.text(max_size=60).filter(lambda topic: len(topic.encode()) < 256), _U32)
-_leases = st.builds(
-    LeaseRow, _queues, _U64, _U32, _I64, _I64, st.sampled_from(State), st.booleans(), st.text(max_size=100)
-)
-_headers = st.lists(st.tuples(st.text(max_size=9), st.none() | st.binary(max_size=9)), max_size=3).map(tuple)
-_payloads = st.builds(
-    Payload, _I64, _U32, st.none() | st.binary(max_size=9), _headers, st.none() | st.binary(), st.just(False)
-) | st.builds(Payload, _I64, _U32, st.none(), st.just(()), st.none(), st.just(True))
+_leases = st.builds(LeaseRow, _queues, U64, U32, I64, I64, st.sampled_from(State), st.booleans(), st.text(max_size=100))
 
 
 def values(lease: LeaseRow) -> tuple[object, ...]:
@@ -41,7 +34,7 @@ def test_a_lease_is_read_as_it_was_written(lease: LeaseRow) -> None:
     assert end == len(row)
 
 
-@given(_leases, _payloads)
+@given(_leases, any_payloads)
 def test_a_row_holds_its_lease_and_its_payload(lease: LeaseRow, payload: Payload) -> None:
     row = rows.encode_row(rows.encode_lease(lease), payload)
 
@@ -49,7 +42,7 @@ def test_a_row_holds_its_lease_and_its_payload(lease: LeaseRow, payload: Payload
     assert rows.decode_payload(row) == payload._replace(attempt=lease.attempt)
 
 
-@given(_queues, _sources, _U63)
+@given(_queues, any_sources, _U63)
 def test_a_row_key_names_its_message(queue: str, source: Source, offset: int) -> None:
     key = rows.row_key(queue, source, offset)
 
@@ -58,17 +51,17 @@ def test_a_row_key_names_its_message(queue: str, source: Source, offset: int) ->
     assert rows.row_keys(queue, source, [offset], b"s") == [b"s" + key[1:]]
 
 
-@given(_queues, _sources, _U63, _U63)
+@given(_queues, any_sources, _U63, _U63)
 def test_row_keys_of_one_source_sort_by_offset(queue: str, source: Source, first: int, second: int) -> None:
     assert (rows.row_key(queue, source, first) < rows.row_key(queue, source, second)) == (first < second)
 
 
-@given(_queues, _sources)
+@given(_queues, any_sources)
 def test_a_mark_key_names_its_queue_and_source(queue: str, source: Source) -> None:
     assert rows.parse_mark_key(rows.mark_key(queue, source)) == (queue, source)
 
 
-@given(st.tuples(_sources, _U63, _queues), st.tuples(_sources, _U63, _queues))
+@given(st.tuples(any_sources, _U63, _queues), st.tuples(any_sources, _U63, _queues))
 def test_different_things_have_different_keys(one: tuple[Source, int, str], other: tuple[Source, int, str]) -> None:
     def keys(source: Source, offset: int, queue: str) -> list[bytes]:
         row = rows.row_key(queue, source, offset)
@@ -80,7 +73,7 @@ def test_different_things_have_different_keys(one: tuple[Source, int, str], othe
     assert same_mark == ((one[2], one[0]) == (other[2], other[0]))
 
 
-@given(_I64, st.builds(LogClock, _I64, _I64, _U64, _I64, _U64))
+@given(I64, st.builds(LogClock, I64, I64, U64, I64, U64))
 def test_the_applied_row_holds_the_offset_and_the_clock(offset: int, clock: LogClock) -> None:
     assert rows.decode_applied(rows.encode_applied(offset, clock)) == (offset, clock)
 

@@ -49,8 +49,30 @@ class Life:
         self.paused = False
         self.restart()
 
-    def define(self, **document: Any) -> None:
+    def define(self, *, work: bool = True, **document: Any) -> None:
+        """Define the schedule, and let its owner do what follows unless the test does."""
         self.layers.fold("schedule", "s", {"queue": "reports", "cron": "*/60 * * * *", **document})
+        if work:
+            self.work()
+
+    def remove(self) -> None:
+        self.layers.fold("schedule", "s", None)
+        self.work()
+
+    def cancel(self) -> None:
+        """Append a CANCEL of the message that waits."""
+        [(source, number, _)] = self.book.open_leases()
+        self.append(Cancel("reports", 77, source, [number]))
+
+    def deliver_now(self) -> None:
+        """Append a RESCHEDULE of the message that waits, to now."""
+        [(source, number, _)] = self.book.open_leases()
+        self.append(Reschedule("reports", 77, source, [number], [0], True))
+
+    def sleep(self, time_s: int) -> None:
+        """Let time pass without an owner; the next one begins."""
+        self.now_ms = time_s * 1000
+        self.restart()
 
     def restart(self, caught_up: bool = True) -> None:
         self.holder += 1
@@ -125,10 +147,58 @@ def times(first: int, count: int, step: int = 60) -> list[int]:
     return [start + step * index for index in range(first, first + count)]
 
 
+def at(number: int) -> int:
+    return times(number, 1)[0]
+
+
+def step(name: str) -> Callable[..., Callable[[Life], object]]:
+    return lambda *arguments, **options: lambda life: getattr(life, name)(*arguments, **options)
+
+
+define, until, sleep, work, restart = map(step, ("define", "until", "sleep", "work", "restart"))
+cancel, deliver_now = step("cancel"), step("deliver_now")
+OLD, NEW = define(value="old"), define(value="new")
+CATCHING_UP, DISABLED = define(catch_up=True), define(catch_up=True, enabled=False)
+STORIES = {
+    "of the times without a worker, the first comes late": ([define(), sleep(at(5) + 7)], times(0, 1), times(6, 1)),
+    "with catch_up, each of them comes": (
+        [CATCHING_UP, sleep(at(2 * MAX_MISSED + 5) + 7)], times(0, 2 * MAX_MISSED + 6), times(2 * MAX_MISSED + 6, 1),
+    ),
+    "a new schedule has nothing to catch up with": ([CATCHING_UP], [], times(0, 1)),
+    "a definition that comes back goes on": ([OLD, until(at(1)), NEW, OLD, until(at(4))], times(0, 5), times(5, 1)),
+    "a disabled schedule stops": ([CATCHING_UP, until(at(0)), DISABLED, until(at(5) + 1)], times(0, 1), []),
+    "a disabled schedule starts again": (
+        [CATCHING_UP, until(at(0)), DISABLED, until(at(5) + 1), CATCHING_UP, until(at(7))],
+        [*times(0, 1), *times(6, 2)], times(8, 1),
+    ),
+    "a cancelled time is left out": ([define(), cancel(), until(at(2))], times(1, 2), times(3, 1)),
+    "a message that is delivered at once was that of its time": (
+        [define(), deliver_now(), until(at(2))], times(0, 3), times(3, 1),
+    ),
+    "a cancelled time stays cancelled after changes": (
+        [OLD, cancel(), NEW, OLD, NEW, until(at(2))], times(1, 2), times(3, 1),
+    ),
+    "a cancelled time that its owner knows stays cancelled": (
+        [OLD, cancel(), work(), NEW, OLD, NEW, until(at(2))], times(1, 2), times(3, 1),
+    ),
+    "a time that was delivered early is not repeated after changes": (
+        [OLD, deliver_now(), work(), NEW, restart(), OLD, restart(), until(at(2))], times(0, 3), times(3, 1),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("steps", "delivered", "waiting"), STORIES.values(), ids=STORIES)
+def test_each_time_comes_once(steps: list[Callable[[Life], object]], delivered: list[int], waiting: list[int]) -> None:
+    life = Life()
+    for do in steps:
+        do(life)
+
+    assert (life.delivered, life.waiting) == (delivered, waiting)
+
+
 def test_one_message_waits_and_each_time_comes_once() -> None:
     life = Life()
     life.define(value="go", headers={"kind": "daily"})
-    life.work()
 
     assert life.waiting == times(0, 1)
     [delay] = [batch for batch in life.log if isinstance(batch, Delay)]
@@ -144,7 +214,7 @@ def test_one_message_waits_and_each_time_comes_once() -> None:
     runs = b",".join(b"%d" % time_s for time_s in reversed(times(0, 4)))
     assert list(last.payloads[0].headers) == [
         ("kind", b"daily"),
-        (PREVIOUS_HEADER, b"%d" % times(3, 1)[0]),
+        (PREVIOUS_HEADER, b"%d" % at(3)),
         (RUNS_HEADER, runs),
     ]
 
@@ -153,30 +223,27 @@ def test_one_message_waits_and_each_time_comes_once() -> None:
 def test_each_message_names_the_last_runs_of_its_definition(catch_up: bool) -> None:
     life = Life()
     life.define(catch_up=catch_up)
-    life.until(times(2, 1)[0])
+    life.until(at(2))
     life.restart()
     assert life.runs == times(0, 3)[::-1]
 
     # when one is cancelled
-    [(source, number, _)] = life.book.open_leases()
-    life.append(Cancel("reports", 77, source, [number]))
-    life.until(times(5, 1)[0])
+    life.cancel()
+    life.until(at(5))
     assert life.runs == [*times(4, 2)[::-1], *times(0, 3)[::-1]]
 
     # when no worker runs for a while
-    life.now_ms = (times(9, 1)[0] + 7) * 1000
-    life.restart()
+    life.sleep(at(9) + 7)
     assert life.runs[: 4 if catch_up else 1] == (times(6, 4)[::-1] if catch_up else times(6, 1))
 
     # when there were more than a message keeps
-    life.until(times(40, 1)[0])
+    life.until(at(40))
     assert life.runs == times(31, MAX_RUNS)[::-1]
 
     # when its messages become others, with other ids
     life.define(value="new", catch_up=catch_up)
-    life.work()
     assert life.runs == []
-    life.until(times(42, 1)[0])
+    life.until(at(42))
     assert life.runs == times(41, 2)[::-1]
 
 
@@ -203,12 +270,12 @@ def test_nothing_is_planned_before_all_that_was_written_is_known() -> None:
 def test_a_restart_plans_nothing_that_is_planned() -> None:
     life = Life()
     life.define()
-    life.until(times(1, 1)[0])
+    life.until(at(1))
     for _ in range(3):
         before = len(life.log)
         life.restart()
         assert [batch for batch in life.log[before:] if isinstance(batch, Delay | Fact)] == []
-    life.until(times(3, 1)[0])
+    life.until(at(3))
 
     assert life.delivered == times(0, 4)
 
@@ -216,33 +283,20 @@ def test_a_restart_plans_nothing_that_is_planned() -> None:
 def test_repeated_writes_count_once_permanently() -> None:
     life = Life()
     life.define()
-    life.work()
     [delay] = [batch for batch in life.log if isinstance(batch, Delay)]
     life.append(delay)
-    life.until(times(2, 1)[0])
+    life.until(at(2))
     life.append(delay)
-    life.until(times(4, 1)[0])
+    life.until(at(4))
 
     assert life.delivered == times(0, 5)
-
-
-def test_of_the_times_without_a_worker_the_first_comes_late_and_then_the_next_to_come() -> None:
-    life = Life()
-    life.define()
-    life.work()
-    life.now_ms = (times(5, 1)[0] + 7) * 1000
-    life.restart()
-
-    assert life.delivered == times(0, 1)
-    assert life.waiting == times(6, 1)
 
 
 def test_what_follows_a_message_is_said_together_with_its_delivery() -> None:
     """Else an owner that dies in between leaves it to the next one, which takes the times since then for missed."""
     life = Life()
     life.define()
-    life.work()
-    life.now_ms = times(0, 1)[0] * 1000
+    life.now_ms = at(0) * 1000
     life.tracker.saw(life.now_ms)
     life.append(life.tracker.tick(life.now_ms))
     fires = life.tracker.due()
@@ -252,21 +306,9 @@ def test_what_follows_a_message_is_said_together_with_its_delivery() -> None:
     assert following.offsets == times(1, 1)
     for batch in [*life.tracker.facts(fires), following]:
         life.append(batch)
-    life.now_ms = (times(5, 1)[0] + 7) * 1000
-    life.restart()
+    life.sleep(at(5) + 7)
     assert life.delivered == times(1, 1)
     assert life.waiting == times(6, 1)
-
-
-def test_a_schedule_that_catches_up_delivers_each_of_them() -> None:
-    life = Life()
-    life.define(catch_up=True)
-    life.work()
-    life.now_ms = (times(2 * MAX_MISSED + 5, 1)[0] + 7) * 1000
-    life.restart()
-
-    assert life.delivered == times(0, 2 * MAX_MISSED + 6)
-    assert life.waiting == times(2 * MAX_MISSED + 6, 1)
 
 
 @pytest.mark.parametrize("restarts", [False, True])
@@ -274,9 +316,8 @@ def test_a_schedule_that_catches_up_delivers_each_of_them() -> None:
 def test_times_while_the_queue_is_paused_are_missed_times(catch_up: bool, late: list[int], restarts: bool) -> None:
     life = Life()
     life.define(catch_up=catch_up)
-    life.work()
     life.paused = True
-    life.until(times(10, 1)[0] + 7)
+    life.until(at(10) + 7)
     assert (life.delivered, life.waiting) == ([], times(0, 1))
 
     if restarts:
@@ -295,31 +336,19 @@ def test_missed_messages_never_exceed_what_the_markers_topic_accepts(limit_bytes
         life.limit_bytes = limit_bytes
         life.restart()
         life.define(catch_up=True, value="x" * size, headers={"kind": "daily"})
-        life.work()
-        life.now_ms = (times(2 * MAX_MISSED + 5, 1)[0] + 7) * 1000
-        life.restart()
+        life.sleep(at(2 * MAX_MISSED + 5) + 7)
 
         assert len(life.delivered) == 2 * MAX_MISSED + 6
         assert max(len(encode(batch)) for batch in life.log) <= limit_bytes + ENVELOPE_ROOM_BYTES
 
 
-def test_a_new_schedule_that_catches_up_has_nothing_to_catch_up_with() -> None:
-    life = Life()
-    life.define(catch_up=True)
-    life.work()
-
-    assert (life.delivered, life.waiting) == ([], times(0, 1))
-
-
 def test_a_changed_message_takes_the_place_of_the_one_that_waits() -> None:
     life = Life()
     life.define(value="old")
-    life.work()
     life.define(value="new")
-    life.work()
 
     [(source, number, lease)] = life.book.open_leases()
-    assert (number, lease.queue) == (times(0, 1)[0], "reports")
+    assert (number, lease.queue) == (at(0), "reports")
     payload = life.book.fresh_payload(lease.queue, source, number)
     assert payload is None or payload.value == b"new"
     withdrawn = [batch for batch in life.log if isinstance(batch, Fact)]
@@ -327,32 +356,17 @@ def test_a_changed_message_takes_the_place_of_the_one_that_waits() -> None:
         (Kind.CANCELLED, times(0, 1), [Cause.WITHDRAWN])
     ]
     assert life.book.counts["reports"].cancelled == 1
-    life.until(times(2, 1)[0])
+    life.until(at(2))
     assert life.delivered == times(0, 3)
-
-
-def test_a_definition_that_comes_back_goes_on_where_the_other_was() -> None:
-    life = Life()
-    life.define(value="old")
-    life.until(times(1, 1)[0])
-    life.define(value="new")
-    life.work()
-    life.define(value="old")
-    life.work()
-    life.until(times(4, 1)[0])
-
-    assert life.delivered == times(0, 5)
 
 
 def test_a_change_in_the_moment_in_which_a_message_is_due_loses_no_time_and_doubles_none() -> None:
     for late_ms in (-1, 0, 1, 500):
         life = Life()
         life.define(value="old")
-        life.work()
-        life.now_ms = times(0, 1)[0] * 1000 + late_ms
+        life.now_ms = at(0) * 1000 + late_ms
         life.define(value="new")
-        life.work()
-        life.until(times(2, 1)[0])
+        life.until(at(2))
 
         assert life.delivered == times(0, 3)
 
@@ -360,8 +374,7 @@ def test_a_change_in_the_moment_in_which_a_message_is_due_loses_no_time_and_doub
 def test_a_change_waits_for_the_message_that_is_on_its_way() -> None:
     life = Life()
     life.define(value="old")
-    life.work()
-    life.now_ms = times(0, 1)[0] * 1000
+    life.now_ms = at(0) * 1000
     life.tracker.saw(life.now_ms)
     life.append(life.tracker.tick(life.now_ms))
     fires = life.tracker.due()
@@ -379,9 +392,8 @@ def test_a_change_waits_for_the_message_that_is_on_its_way() -> None:
 def test_what_is_withdrawn_is_not_fired_while_that_is_on_its_way_and_again_if_it_came_to_nothing() -> None:
     life = Life()
     life.define()
-    life.work()
     life.layers.fold("schedule", "s", None)
-    life.now_ms = times(0, 1)[0] * 1000
+    life.now_ms = at(0) * 1000
     life.tracker.saw(life.now_ms)
     life.append(life.tracker.tick(life.now_ms))
     assert len(life.planner.plan(life.tracker, life.now_ms, life.payload)) == 1
@@ -396,85 +408,13 @@ def test_what_is_withdrawn_is_not_fired_while_that_is_on_its_way_and_again_if_it
 def test_a_schedule_that_is_removed_leaves_nothing() -> None:
     life = Life()
     life.define()
-    life.until(times(1, 1)[0])
-    life.layers.fold("schedule", "s", None)
-    life.work()
-    life.until(times(4, 1)[0])
+    life.until(at(1))
+    life.remove()
+    life.until(at(4))
 
     assert (life.delivered, life.waiting) == (times(0, 2), [])
     assert not life.book.scheduled
     assert [key for key in life.table if key[:1] in (b"m", b"r", b"s")] == []
-
-
-def test_a_disabled_schedule_stops_and_starts_again() -> None:
-    life = Life()
-    life.define(catch_up=True)
-    life.until(times(0, 1)[0])
-    life.define(catch_up=True, enabled=False)
-    life.until(times(5, 1)[0] + 1)
-    assert (life.delivered, life.waiting) == (times(0, 1), [])
-    life.define(catch_up=True)
-    life.until(times(7, 1)[0])
-
-    assert life.delivered == [*times(0, 1), *times(6, 2)]
-
-
-def test_a_cancelled_time_is_left_out() -> None:
-    life = Life()
-    life.define()
-    life.work()
-    [(source, number, _)] = life.book.open_leases()
-    life.append(Cancel("reports", 77, source, [number]))
-    life.work()
-    assert life.waiting == times(1, 1)
-    life.until(times(2, 1)[0])
-
-    assert life.delivered == times(1, 2)
-
-
-def test_a_message_that_is_delivered_at_once_was_that_of_its_time() -> None:
-    life = Life()
-    life.define()
-    life.work()
-    [(source, number, _)] = life.book.open_leases()
-    life.append(Reschedule("reports", 77, source, [number], [0], True))
-    life.until(times(2, 1)[0])
-
-    assert life.delivered == times(0, 3)
-
-
-@pytest.mark.parametrize("known", [False, True])
-def test_a_cancelled_time_stays_cancelled_after_a_change(known: bool) -> None:
-    life = Life()
-    life.define(value="old")
-    life.work()
-    [(source, number, _)] = life.book.open_leases()
-    life.append(Cancel("reports", 77, source, [number]))
-    if known:
-        life.work()
-    for value in ("new", "old", "new"):
-        life.define(value=value)
-        life.work()
-    assert life.waiting == times(1, 1)
-    life.until(times(2, 1)[0])
-
-    assert life.delivered == times(1, 2)
-
-
-def test_a_time_that_was_delivered_early_is_not_repeated_after_a_change() -> None:
-    life = Life()
-    life.define(value="old")
-    life.work()
-    [(source, number, _)] = life.book.open_leases()
-    life.append(Reschedule("reports", 77, source, [number], [0], True))
-    life.work()
-    assert life.delivered == times(0, 1)
-    for value in ("new", "old"):
-        life.define(value=value)
-        life.restart()
-    life.until(times(2, 1)[0])
-
-    assert life.delivered == times(0, 3)
 
 
 def test_a_change_to_more_frequent_times_begins_at_once() -> None:
@@ -482,7 +422,6 @@ def test_a_change_to_more_frequent_times_begins_at_once() -> None:
     life.define(cron="*/3600 * * * *")
     life.until(times(0, 1, 3600)[0] + 1)
     life.define(cron="*/60 * * * *")
-    life.work()
 
     assert life.waiting == [times(0, 1, 3600)[0] + 60]
 
@@ -494,8 +433,7 @@ def test_a_definition_that_is_withdrawn_without_a_message_counts_for_no_queue() 
     life.define()
     life.until(only)
     assert (life.delivered, life.waiting) == ([only], [])
-    life.layers.fold("schedule", "s", None)
-    life.work()
+    life.remove()
 
     assert life.book.counts.keys() == {"reports"}
 
@@ -508,7 +446,6 @@ def test_a_schedule_without_another_time_or_too_large_has_no_message(
     life.limit_bytes = 2_000
     life.restart()
     life.define(value="x" * 1_500)
-    life.work()
 
     assert life.waiting == []
 
@@ -516,13 +453,13 @@ def test_a_schedule_without_another_time_or_too_large_has_no_message(
 def test_all_is_told_from_the_rows() -> None:
     life = Life()
     life.define()
-    life.until(times(1, 1)[0])
+    life.until(at(1))
     restored = LeaseBook(lambda queue: QueueSettings())
     restored.restore(life.table.items())
 
     [source] = restored.scheduled
     assert source == life.layers.current["s"].source(PARTITIONS)
-    assert restored.last_number(source) == times(2, 1)[0]
+    assert restored.last_number(source) == at(2)
     assert [lease.state for lease in restored.open_in("reports", source).values()] == [State.DELAYED]
     assert rows.mark_key("", source) in life.table
 
@@ -530,9 +467,7 @@ def test_all_is_told_from_the_rows() -> None:
 def test_markers_of_schedules_are_as_all_others() -> None:
     life = Life()
     life.define(value="old")
-    life.work()
     life.define(value="new")
-    life.work()
 
     for batch in life.log:
         assert type(decode(encode(batch))) is type(batch)

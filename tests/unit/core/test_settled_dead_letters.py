@@ -15,7 +15,7 @@ from marq.dead_letters.log import Stored
 from marq.wire.dead_letter_notes import MAX_OFFSETS, MAX_RUNS, NOTE_KEY, Disposition, Note, decode, encoded, is_note
 from marq.wire.markers import Batch, Cause, Fact, Kind, Source
 from tests.unit.core.batches import HOLDER, LETTERS, OTHER, QUEUE, discard, redrive
-from tests.unit.core.test_lease_book import T0, Log
+from tests.unit.core.logs import T0, Log
 
 
 def delivered(offsets: list[int]) -> Batch:
@@ -28,8 +28,7 @@ def notes(log: Log) -> list[tuple[list[int], Disposition, int]]:
 
 
 def test_a_redriven_dead_letter_is_delivered_at_once_as_a_first_attempt() -> None:
-    log = Log()
-    log.fold(redrive([3, 9], queue="other"))
+    log = Log(redrive([3, 9], queue="other"))
 
     found = [(fire.offset, fire.destination, fire.attempt, fire.lease.queue) for fire in log.book.due(T0)]
 
@@ -42,13 +41,11 @@ def test_a_redriven_dead_letter_is_delivered_at_once_as_a_first_attempt() -> Non
 @pytest.mark.parametrize("first", [redrive([3, 9]), discard([3, 9])])
 @pytest.mark.parametrize("again", [redrive([2, 3, 9], holder=HOLDER), discard([2, 3, 9], holder=HOLDER)])
 def test_a_dead_letter_is_settled_once_despite_further_requests(first: Batch, again: Batch, restart: bool) -> None:
-    log = Log()
-    log.fold(first)
+    log = Log(first)
     if log.book.due(T0):
         log.fold(delivered([3, 9]))
     notes(log)
     if restart:
-        log.write()
         log.restart()
 
     log.fold(again)
@@ -60,8 +57,7 @@ def test_a_dead_letter_is_settled_once_despite_further_requests(first: Batch, ag
 
 
 def test_a_deleted_dead_letter_leaves_no_message() -> None:
-    log = Log()
-    log.fold(discard([3]))
+    log = Log(discard([3]))
     log.write()
 
     assert len(log.book) == 0
@@ -71,8 +67,7 @@ def test_a_deleted_dead_letter_leaves_no_message() -> None:
 
 
 def test_notes_are_given_once() -> None:
-    log = Log()
-    log.fold(discard([3]))
+    log = Log(discard([3]))
     assert log.book.settled_dead_letters.has_notes
 
     notes(log)

@@ -39,11 +39,13 @@ T0 = 1_000_000
 class Partition:
     """A markers partition and its owner; monotonic time is the log's less T0."""
 
-    def __init__(self) -> None:
+    def __init__(self, *batches: Batch | bytes | None) -> None:
         self.settings = QueueSettings(max_attempts=2, backoff=Backoff(jitter=False))
         self.tracker = Tracker(lambda queue: self.settings, ME)
         self.log: list[tuple[bytes | None, int]] = []
         self.position = 0
+        for batch in batches:
+            self.append(batch, T0)
 
     def append(self, batch: Batch | bytes | None, at: int) -> None:
         self.log.append((batch if batch is None or isinstance(batch, bytes) else encode(batch), at))
@@ -67,8 +69,7 @@ def offsets(fires: list[DueAction]) -> list[int]:
 
 
 def test_nothing_fires_before_an_own_tick_has_been_read() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.append(acquire([2]), T0 + 10 * LEASE_MS)
     partition.read()
 
@@ -82,9 +83,7 @@ def test_nothing_fires_before_an_own_tick_has_been_read() -> None:
 
 def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
     """The former owner had sent a copy when the message was moved: its fact stands behind the RESCHEDULE."""
-    partition = Partition()
-    partition.append(delay([1, 2], [0, 0]), T0)
-    partition.append(reschedule([1, 2], 1_000), T0)
+    partition = Partition(delay([1, 2], [0, 0]), reschedule([1, 2], 1_000))
     partition.read()
 
     assert partition.tracker.answers() == []
@@ -97,9 +96,7 @@ def test_requests_are_answered_after_an_own_tick_has_been_read() -> None:
 
 def test_a_resume_is_answered_after_an_own_tick_has_been_read() -> None:
     """The former owner may have ended a message, with a fact behind the RESUME."""
-    partition = Partition()
-    partition.append(ordered([1, 2]), T0)
-    partition.append(resume([1]), T0)
+    partition = Partition(ordered([1, 2]), resume([1]))
     partition.read()
 
     assert partition.tracker.answers() == []
@@ -113,9 +110,7 @@ def test_a_resume_is_answered_after_an_own_tick_has_been_read() -> None:
 
 
 def test_messages_that_keep_their_places_want_no_tick() -> None:
-    partition = Partition()
-    partition.append(ordered([1, 2]), T0)
-    partition.append(release([2], 5, holder=FORMER), T0)
+    partition = Partition(ordered([1, 2]), release([2], 5, holder=FORMER))
     partition.tick(T0)
 
     assert partition.tracker.tick_in_ms(100_000) is None
@@ -124,8 +119,7 @@ def test_messages_that_keep_their_places_want_no_tick() -> None:
 
 
 def test_a_tick_of_another_tracker_fires_nothing() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.append(Tick(ME + 1, 5), T0 + 10 * LEASE_MS)
     partition.read()
 
@@ -148,8 +142,7 @@ def test_an_ack_that_is_in_the_log_before_the_tick_is_never_overlooked() -> None
 
 
 def test_what_becomes_due_by_a_later_record_waits_for_the_next_tick() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tick(T0 + 10)
     partition.append(acquire([2]), T0 + 5 * LEASE_MS)
     partition.read()
@@ -177,8 +170,7 @@ def test_without_anything_to_come_no_tick_is_wanted() -> None:
 
 
 def test_a_tick_is_wanted_when_a_row_seems_due_but_not_too_often() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tick(T0)
 
     assert partition.tracker.tick_in_ms(0) == LEASE_MS
@@ -221,8 +213,7 @@ def test_after_a_fresh_fencing_an_old_tick_does_not_count() -> None:
     A TICK is written before the facts of a transaction whose outcome is unknown. The owner fences again, reads the TICK
     but not yet the facts, and must not take the messages for unsent.
     """
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tick(T0 + LEASE_MS)
     tracker = partition.tracker
     fires = tracker.due()
@@ -242,8 +233,7 @@ def test_after_a_fresh_fencing_an_old_tick_does_not_count() -> None:
 
 
 def test_after_a_failed_transaction_what_was_not_sent_fires_again() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tick(T0 + LEASE_MS)
     assert offsets(partition.tracker.due()) == [1]
 
@@ -255,8 +245,7 @@ def test_after_a_failed_transaction_what_was_not_sent_fires_again() -> None:
 
 
 def test_a_later_tick_does_not_make_it_forget_what_is_on_its_way() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tick(T0 + LEASE_MS)
     assert offsets(partition.tracker.due()) == [1]
 
@@ -266,10 +255,7 @@ def test_a_later_tick_does_not_make_it_forget_what_is_on_its_way() -> None:
 
 
 def test_an_unreadable_record_is_kept_for_quarantine_and_reading_goes_on() -> None:
-    partition = Partition()
-    partition.append(b"garbage", T0)
-    partition.append(None, T0)
-    partition.append(acquire([1]), T0)
+    partition = Partition(b"garbage", None, acquire([1]))
 
     partition.read()
 
@@ -278,8 +264,7 @@ def test_an_unreadable_record_is_kept_for_quarantine_and_reading_goes_on() -> No
 
 
 def test_a_record_of_a_newer_version_stops_the_partition_before_it() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.append(NEWER, T0 + 5)
 
     with pytest.raises(UnknownVersion):
@@ -291,8 +276,7 @@ def test_a_record_of_a_newer_version_stops_the_partition_before_it() -> None:
 
 
 def test_a_record_of_a_newer_version_that_is_ordered_into_quarantine_is_passed_over_and_kept() -> None:
-    partition = Partition()
-    partition.append(NEWER, T0)
+    partition = Partition(NEWER)
     partition.append(acquire([1]), T0 + 5)
     order = Quarantine(0, 0, digest(NEWER), "ann@host", "now", "not ours")
     partition.tracker.ordered = lambda offset, value: order if offset == 0 and order.fits(value) else None
@@ -309,8 +293,7 @@ def test_a_record_of_a_newer_version_that_is_ordered_into_quarantine_is_passed_o
 
 def test_an_order_of_quarantine_never_removes_a_marker_that_can_be_read() -> None:
     """A newer worker reads what an older one stopped at: passing over it would lose what it says."""
-    partition = Partition()
-    partition.append(acquire([1]), T0)
+    partition = Partition(acquire([1]))
     partition.tracker.ordered = lambda offset, value: Quarantine(0, offset, digest(value), "ann@host", "now")
 
     partition.read()
@@ -320,10 +303,7 @@ def test_an_order_of_quarantine_never_removes_a_marker_that_can_be_read() -> Non
 
 
 def test_a_record_that_was_applied_before_is_passed_over() -> None:
-    partition = Partition()
-    partition.append(acquire([1]), T0)
-    partition.append(ack([1]), T0)
-    partition.append(b"garbage", T0)
+    partition = Partition(acquire([1]), ack([1]), b"garbage")
     partition.read()
     counts = partition.tracker.book.counts[QUEUE]
     partition.position = 0
@@ -380,8 +360,7 @@ def test_facts_of_messages_that_are_far_apart_can_be_written() -> None:
 
 def test_facts_are_split_at_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracker_module, "MAX_FACT_MARKERS", 2)
-    partition = Partition()
-    partition.append(acquire([1, 2, 3, 4, 5]), T0)
+    partition = Partition(acquire([1, 2, 3, 4, 5]))
     partition.tick(T0 + LEASE_MS)
 
     facts: list[Fact] = partition.tracker.facts(partition.tracker.due())

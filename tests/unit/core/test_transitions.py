@@ -7,10 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from marq.core.lease_book import LeaseBook
 from marq.core.storage.rows import HELD, IN_ORDER, WAITING, State
 from marq.core.transitions import DUE, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker
-from marq.settings.queue import QueueSettings
 from marq.wire.markers import BLOCKED_MS, LAST, Acquire, Batch, Cause, Delay, Kind, Purge
 from tests.unit.core.batches import (
     FORMER,
@@ -27,7 +25,6 @@ from tests.unit.core.batches import (
     fact,
     ordered,
     payload,
-    redrive,
     reject,
     release,
     renew,
@@ -35,8 +32,8 @@ from tests.unit.core.batches import (
     resume,
     spend,
 )
+from tests.unit.core.logs import T0, Log
 
-T0 = 1_700_000_000_000
 LATER_MS = T0 + 60_000
 
 
@@ -85,26 +82,24 @@ PATHS: dict[State | Absent, list[Batch]] = {
     State.WAITING_IN_ORDER: [ordered([5]), release([5], BLOCKED_MS, holder=FORMER)],
     State.EXHAUSTED: [ordered([5]), release([5], LAST, holder=FORMER)],
 }
+#: The gauge in which a message of each state counts.
+GAUGES = {
+    State.LEASED: "in_flight",
+    State.RELEASED: "released",
+    State.REJECTED: "rejected",
+    State.DELAYED: "delayed",
+    State.CANCELLED: "delayed",
+    State.DISPATCHED: "in_flight",
+    State.LEASED_IN_ORDER: "in_flight",
+    State.WAITING_IN_ORDER: "released",
+    State.EXHAUSTED: "rejected",
+}
 #: Messages of these sources are not records, so other markers open them.
 OWN_SOURCES = {Marker.DELAY: _delay([5]).source, Marker.DISCARD: LETTERS}
 
 
-class Log:
-    """A book, and the state in which it has message 5."""
-
-    def __init__(self, *batches: Batch) -> None:
-        self.book = LeaseBook(lambda queue: QueueSettings())
-        for batch in batches:
-            self.fold(batch)
-
-    def fold(self, batch: Batch) -> None:
-        self.book.fold(batch, T0, self.book.applied + 1)
-
-    def state(self) -> State | None:
-        return next((lease.state for _, _, lease in self.book.open_leases()), None)
-
-    def holder(self) -> int:
-        return next((lease.holder for _, _, lease in self.book.open_leases()), 0)
+def state_of(log: Log) -> State | None:
+    return log.states().get(5)
 
 
 def test_the_table_has_every_marker_and_every_state() -> None:
@@ -142,40 +137,30 @@ def test_no_marker_opens_an_ended_message() -> None:
 @pytest.mark.parametrize("state", PATHS)
 def test_the_book_does_what_the_table_says(state: State | Absent, marker: Marker) -> None:
     log = Log(*PATHS[state])
-    assert log.state() is (None if isinstance(state, Absent) else state)
+    assert state_of(log) is (None if isinstance(state, Absent) else state)
     batch = BATCHES[marker]([5])
     if marker in HOLDER_ONLY:
-        batch = replace(batch, holder=log.holder() or HOLDER)
+        lease = log.leases().get(5)
+        batch = replace(batch, holder=(lease.holder if lease else 0) or HOLDER)
     log.fold(batch)
     expected = TRANSITIONS[marker].get(state, state)
-    assert log.state() is (None if isinstance(expected, Absent) else expected)
+    assert state_of(log) is (None if isinstance(expected, Absent) else expected)
 
 
 @pytest.mark.parametrize("marker", sorted(HOLDER_ONLY))
 @pytest.mark.parametrize("state", [*TRANSITIONS[Marker.RELEASE_UNCOUNTED], State.WAITING_IN_ORDER])
 def test_only_the_holder_moves_a_message_in_flight(state: State, marker: Marker) -> None:
     log = Log(*PATHS[state])
-    [(_, _, before)] = log.book.open_leases()
+    before = log.leases()[5]
     log.fold(replace(BATCHES[marker]([5]), holder=OTHER))
-    [(_, _, after)] = log.book.open_leases()
-    assert after is before
+    assert log.leases()[5] is before
 
 
-def test_a_delay_opens_a_message_once() -> None:
-    log = Log(_delay([5]))
-    assert log.state() is TRANSITIONS[Marker.DELAY][NEW]
-    log.fold(reschedule([5], 5_000, source=OWN_SOURCES[Marker.DELAY]))
-    [(_, _, before)] = log.book.open_leases()
-    log.fold(_delay([5]))
-    [(_, _, after)] = log.book.open_leases()
-    assert after is before
-    log.fold(cancel([5], source=OWN_SOURCES[Marker.DELAY]))
-    log.fold(_delay([5]))
-    assert log.state() is State.CANCELLED
+@pytest.mark.parametrize("state", State)
+def test_a_message_counts_in_the_gauge_of_its_state(state: State) -> None:
+    gauge = Log(*PATHS[state]).book.gauges()["emails"]
 
-
-def test_a_discard_ends_a_dead_letter_that_was_not_redriven() -> None:
-    log = Log(discard([5]), redrive([5]))
-    assert log.state() is None
-    log = Log(redrive([5]), discard([5]))
-    assert log.state() is State.DELAYED
+    names = {*GAUGES.values()}
+    assert {name: getattr(gauge, name) for name in names} == {name: int(name == GAUGES[state]) for name in names}
+    assert gauge.oldest_ms == (None if GAUGES[state] == "delayed" else T0)
+    assert bool(gauge.blocked) is (state is State.WAITING_IN_ORDER)

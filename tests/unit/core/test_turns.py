@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -31,16 +32,91 @@ def given(turns: Turns[str], now_s: float = 0.0) -> list[int]:
     return [offset for _, offset in turns.take(now_s)]
 
 
-def test_keys_take_turns_and_a_message_without_a_key_is_a_key_of_its_own() -> None:
-    turns = turns_of(concurrency=3)
-    lines = line_of(turns, A, A, A, B, None, None)
+# --- stories of one source --------------------------------------------------------------------------------------------
 
-    assert given(turns) == [0, 3, 4]
-    assert given(turns) == []
-    lines.remove([4])
-    assert given(turns) == [5]
-    lines.remove([0, 3])
-    assert given(turns) == [1, 2]
+Step = Callable[[Turns[str], Lines[str]], object]
+
+
+def gives(*offsets: int, at: float = 0.0) -> Step:
+    """Check which messages get turns now."""
+
+    def check(turns: Turns[str], lines: Lines[str]) -> None:
+        assert sorted(given(turns, at)) == list(offsets)
+
+    return check
+
+
+def waits_until(next_s: float) -> Step:
+    def check(turns: Turns[str], lines: Lines[str]) -> None:
+        assert turns.next_s == pytest.approx(next_s, abs=1e-5)
+
+    return check
+
+
+def ends(*offsets: int) -> Step:
+    return lambda turns, lines: lines.remove(offsets)
+
+
+def fails(offset: int) -> Step:
+    return lambda turns, lines: (lines.park(offset), lines.rejoin(offset))
+
+
+def parks(offset: int) -> Step:
+    return lambda turns, lines: lines.park(offset)
+
+
+def rejoins(offset: int) -> Step:
+    return lambda turns, lines: lines.rejoin(offset)
+
+
+ONE_AT_A_TIME, ONE_A_SECOND = {"per_key": {"concurrency": 1}}, {"per_key": {"rate": "1/s"}}
+#: The limits, the key of each message ("-" for none), and what happens.
+STORIES: dict[str, tuple[dict[str, Any], str, list[Step]]] = {
+    "keys take turns, and a message without a key is a key of its own": (
+        {"concurrency": 3}, "aaab--",
+        [gives(0, 3, 4), gives(), ends(4), gives(5), ends(0, 3), gives(1, 2)],
+    ),
+    "a key at its limit stops only itself": (
+        {"per_key": {"concurrency": 2}}, "aaabb", [gives(0, 1, 3, 4), ends(3), gives(), ends(0), gives(2)],
+    ),
+    "a message that waits for its delay leaves its turn to others and comes back before them": (
+        ONE_AT_A_TIME, "aaa",
+        [gives(0), parks(0), gives(1), rejoins(0), gives(), ends(1), gives(0), ends(0), gives(2)],
+    ),
+    "with ordering, a key that waits for a retry stops itself and no other key": (
+        {"ordered": True, "concurrency": 1}, "aab",
+        [gives(0), parks(0), gives(2), ends(2), gives(), rejoins(0), gives(0), ends(0), gives(1)],
+    ),
+    "with ordering, a parked message that ends lets its key go on": (
+        {"ordered": True, "concurrency": 1}, "aa", [gives(0), parks(0), ends(0), gives(1)],
+    ),
+    "with ordering, a key has one turn at a time": (
+        {"ordered": True, "concurrency": 10}, "aab", [gives(0, 2), ends(0), gives(1)],
+    ),
+    "a share is at least one message": ({"share": 0.1, "concurrency": 2}, "ab", [gives(0)]),
+    "each key has its own rate, and a message without a key has no other ones to wait for": (
+        ONE_A_SECOND, "aaab-",
+        [gives(4), waits_until(1), gives(0, 3, at=1), gives(at=1.5), gives(1, at=2), ends(2), gives(at=9)],
+    ),
+    "a retry counts for a rate": (
+        ONE_A_SECOND, "aa", [gives(0, at=1), fails(0), gives(at=1.5), gives(0, at=2), gives(1, at=3)],
+    ),
+    "a message that fails again and again takes every other turn of its key": (
+        ONE_A_SECOND, "aaa",
+        [gives(0, at=1), fails(0), gives(0, at=2), fails(0), gives(1, at=3), gives(0, at=4), fails(0), gives(2, at=5)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "keys", "steps"), STORIES.values(), ids=STORIES)
+def test_which_messages_get_turns(limits: dict[str, Any], keys: str, steps: list[Step]) -> None:
+    turns = turns_of(**limits)
+    lines = line_of(turns, *[None if key == "-" else key.encode() for key in keys])
+    for step in steps:
+        step(turns, lines)
+
+
+# --- single rules -----------------------------------------------------------------------------------------------------
 
 
 def test_keys_that_wait_are_told_with_their_first_message_and_whether_they_are_at_a_limit() -> None:
@@ -64,72 +140,6 @@ def test_a_key_that_waits_for_its_rate_is_at_its_limit() -> None:
     assert given(turns, 10.0) == [0]
     assert [key.at_limit for key in turns.busy_keys(10.0)] == [True]
     assert [key.at_limit for key in turns.busy_keys(11.0)] == [False]
-
-
-def test_a_key_at_its_limit_stops_only_itself() -> None:
-    turns = turns_of(per_key={"concurrency": 2})
-    lines = line_of(turns, A, A, A, B, B)
-
-    assert sorted(given(turns)) == [0, 1, 3, 4]
-    lines.remove([3])
-    assert given(turns) == []
-    lines.remove([0])
-    assert given(turns) == [2]
-
-
-def test_a_message_that_waits_for_its_delay_leaves_its_turn_to_others_and_comes_back_before_them() -> None:
-    turns = turns_of(per_key={"concurrency": 1})
-    lines = line_of(turns, A, A, A)
-
-    assert given(turns) == [0]
-    lines.park(0)
-    assert given(turns) == [1]
-    lines.rejoin(0)
-    assert given(turns) == []
-    lines.remove([1])
-    assert given(turns) == [0]
-    lines.remove([0])
-    assert given(turns) == [2]
-
-
-def test_a_message_that_fails_again_and_again_takes_every_other_turn_of_its_key() -> None:
-    turns = turns_of(per_key={"rate": "1/s"})
-    lines = line_of(turns, A, A, A)
-    begun = []
-
-    for now_s in range(1, 6):
-        begun += given(turns, now_s)
-        if begun[-1] == 0:
-            lines.park(0)
-            lines.rejoin(0)
-
-    assert begun == [0, 0, 1, 0, 2]
-
-
-def test_with_ordering_a_key_that_waits_for_a_retry_stops_itself_and_no_other_key() -> None:
-    turns = turns_of(ordered=True, concurrency=1)
-    lines = line_of(turns, A, A, B)
-
-    assert given(turns) == [0]
-    lines.park(0)
-    assert given(turns) == [2]
-    lines.remove([2])
-    assert given(turns) == []
-    lines.rejoin(0)
-    assert given(turns) == [0]
-    lines.remove([0])
-    assert given(turns) == [1]
-
-
-def test_with_ordering_a_parked_message_that_ends_lets_its_key_go_on() -> None:
-    turns = turns_of(ordered=True, concurrency=1)
-    lines = line_of(turns, A, A)
-    assert given(turns) == [0]
-
-    lines.park(0)
-    lines.remove([0])
-
-    assert given(turns) == [1]
 
 
 @pytest.mark.parametrize("later", [{}, {"rate": "10/s", "per_key": {"rate": "10/s"}}])
@@ -225,15 +235,6 @@ def test_many_keys_with_rates_cost_little() -> None:
     assert len(turns.lines["s"].paces_s) == 40_000
 
 
-def test_with_ordering_a_key_has_one_turn_at_a_time() -> None:
-    turns = turns_of(ordered=True, concurrency=10)
-    lines = line_of(turns, A, A, B)
-
-    assert given(turns) == [0, 2]
-    lines.remove([0])
-    assert given(turns) == [1]
-
-
 def test_messages_that_other_consumers_have_keep_their_turns_and_none_is_given_before_they_are_known() -> None:
     turns = turns_of(per_key={"concurrency": 2})
     lines = turns.line("s", 0.0)
@@ -287,13 +288,6 @@ def test_a_receiver_has_the_share_of_a_limit_that_its_partitions_are_of_all() ->
     assert len(given(turns)) == 10
 
 
-def test_a_share_is_at_least_one_message() -> None:
-    turns = turns_of(0.1, concurrency=2)
-    line_of(turns, A, B)
-
-    assert given(turns) == [0]
-
-
 def test_messages_begin_evenly_spaced() -> None:
     turns = turns_of(rate="10/s")
     line_of(turns, *[None] * 100)
@@ -305,33 +299,6 @@ def test_messages_begin_evenly_spaced() -> None:
     # Not at once: the former reader may have begun one just before.
     assert next(now_s for now_s, count in begun if count) == pytest.approx(0.1, abs=1e-5)
     assert turns.next_s > 2.0
-
-
-def test_each_key_has_its_own_rate() -> None:
-    turns = turns_of(per_key={"rate": "1/s"})
-    lines = line_of(turns, A, A, A, B, None)
-
-    # A message without a key has no other ones to wait for.
-    assert given(turns, 0.0) == [4]
-    assert turns.next_s == pytest.approx(1.0, abs=1e-5)
-    assert sorted(given(turns, 1.0)) == [0, 3]
-    assert given(turns, 1.5) == []
-    assert given(turns, 2.0) == [1]
-    lines.remove([2])
-    assert given(turns, 9.0) == []
-
-
-def test_a_retry_counts_for_a_rate() -> None:
-    turns = turns_of(per_key={"rate": "1/s"})
-    lines = line_of(turns, A, A)
-    assert given(turns, 1.0) == [0]
-
-    lines.park(0)
-    lines.rejoin(0)
-
-    assert given(turns, 1.5) == []
-    assert given(turns, 2.0) == [0]
-    assert given(turns, 3.0) == [1]
 
 
 def test_after_a_pause_a_tenth_of_a_second_may_begin_at_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import marq
 from marq.testing import Broker, Unfinished
+from tests.unit.testing.handling import handling
 
 #: A day of virtual time, in seconds.
 DAY = 86_400
@@ -108,15 +109,12 @@ async def test_advance_does_everything_in_its_order(broker, producer) -> None:
         seen.append((elapsed(), int(message.value), message.attempt))
         raise marq.Retry(delay=int(message.value))
 
-    async with broker.consumer("q") as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with handling(broker.consumer("q"), handle):
         await producer.send_many("q", [b"2", b"3"])
         await broker.advance(6)
 
         assert sorted(seen) == [(0, 2, 1), (0, 3, 1), (2, 2, 2), (3, 3, 2), (4, 2, 3), (6, 2, 4), (6, 3, 3)]
         assert elapsed() == 6
-        await consumer.stop()
-        await running
 
 
 async def test_a_held_message_is_renewed_for_hours_and_lost_at_its_max_lease(broker, producer) -> None:
@@ -152,16 +150,13 @@ async def test_a_handler_with_real_io_is_waited_for_in_real_time(broker, produce
     async def handle(message: marq.Message) -> None:
         done.append(await read())
 
-    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, broker.consumer("q") as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, handling(broker.consumer("q"), handle):
         await producer.send_many("q", [b"x"] * 3)
         await broker.settle()
 
         assert done == [b"done"] * 3
         assert len(broker.acked("q")) == 3
         assert elapsed() == 0
-        await consumer.stop()
-        await running
 
 
 async def test_threads_and_loops_of_ones_own_are_waited_for_too(broker, producer) -> None:
@@ -222,8 +217,7 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
         begun.set()
         await asyncio.Event().wait()
 
-    async with broker.consumer("q", max_lease=60, shutdown_timeout=0) as consumer:
-        running = asyncio.create_task(consumer.run(hang))
+    async with handling(broker.consumer("q", max_lease=60, shutdown_timeout=0), hang):
         await producer.send("q", b"x")
         await asyncio.wait_for(begun.wait(), 60)
         for waiting in (broker.settle(limit=0.05), broker.advance(1, limit=0.05), broker.drain("q", limit=0.05)):
@@ -234,8 +228,6 @@ async def test_a_handler_that_hangs_is_named_and_time_may_pass_over_it(broker, p
 
         # Lost, delivered again, and it hangs again.
         assert [message.attempt for message in broker.in_flight("q")] == [2]
-        await consumer.stop()
-        await running
 
 
 async def test_leases_are_renewed_while_a_stop_waits_for_handlers(broker, producer) -> None:
@@ -266,8 +258,7 @@ async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, pr
     async def hang(message: marq.Message) -> None:
         await asyncio.Event().wait()
 
-    async with broker.consumer("q", shutdown_timeout=0) as consumer, broker.consumer("other") as other:
-        running = asyncio.create_task(consumer.run(hang))
+    async with handling(broker.consumer("q", shutdown_timeout=0), hang), broker.consumer("other") as other:
         await producer.send("q", b"x")
 
         assert await other.receive(wait=100) == []
@@ -275,8 +266,6 @@ async def test_a_receiver_does_not_wait_forever_for_a_hanging_handler(broker, pr
 
         assert elapsed() == 200
         assert len([text for text in caplog.messages if "advances although handlers still run" in text]) == 1
-        await consumer.stop()
-        await running
 
 
 async def test_the_limit_of_an_advance_is_that_of_each_step(broker, producer, monkeypatch) -> None:
@@ -287,15 +276,12 @@ async def test_the_limit_of_an_advance_is_that_of_each_step(broker, producer, mo
         nonlocal real_s
         real_s += 40
 
-    async with broker.consumer("q") as consumer:
-        running = asyncio.create_task(consumer.run(take_long))
+    async with handling(broker.consumer("q"), take_long):
         for delay in (10, 20, 30):
             await producer.send("q", b"x", delay=delay)
         await broker.advance(60, limit=60)
 
         assert len(broker.acked("q")) == 3
-        await consumer.stop()
-        await running
 
 
 async def test_drain_says_what_is_left(broker, producer) -> None:
@@ -326,8 +312,7 @@ async def test_drain_with_what_is_due_later_goes_through_all_attempts(broker, pr
     async def fail(message: marq.Message) -> None:
         raise LookupError("always")
 
-    async with broker.consumer("q") as consumer:
-        running = asyncio.create_task(consumer.run(fail))
+    async with handling(broker.consumer("q"), fail):
         await producer.send("q", b"x")
         await broker.drain("q", later=True)
 
@@ -335,8 +320,6 @@ async def test_drain_with_what_is_due_later_goes_through_all_attempts(broker, pr
         assert (letter.attempt, letter.error) == (5, "LookupError: always")
         # No backoff after the last attempt.
         assert elapsed() == 10 + 20 + 40 + 80
-        await consumer.stop()
-        await running
 
 
 async def test_a_loop_that_polls_in_the_background_leaves_the_processor_to_others(broker, producer) -> None:
@@ -380,12 +363,9 @@ async def test_hundreds_of_messages_and_a_day_take_no_time(broker, producer) -> 
         if message.attempt < 3:
             raise marq.Retry(delay=3600)
 
-    async with broker.consumer("q") as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with handling(broker.consumer("q"), handle):
         await producer.send_many("q", [b"%d" % number for number in range(300)])
         await broker.advance(DAY)
-        await consumer.stop()
-        await running
 
     assert seen == 900
     assert len(broker.acked("q")) == 300
@@ -412,42 +392,6 @@ async def test_a_message_can_be_kept_for_days_by_its_own_renewals_or_by_a_long_m
     assert [seen.attempt for seen in broker.acked("q")] == [1]
 
 
-async def test_a_worker_s_handler_of_three_hours_finishes_if_max_lease_is_longer(broker, producer) -> None:
-    begun, gate = [], asyncio.Event()
-
-    @marq.handler("videos")
-    async def convert(message: marq.Message) -> None:
-        begun.append(message.attempt)
-        await gate.wait()
-
-    broker.define("videos", lease=30, max_lease=4 * 3600)
-    async with broker.worker(convert) as worker:
-        await producer.send("videos", b"x")
-        await broker.advance(3 * 3600, settle=False)
-        gate.set()
-        await broker.drain()
-
-    assert (begun, worker.errors) == ([1], [])
-    assert [seen.attempt for seen in broker.acked("videos")] == [1]
-
-
-async def test_a_worker_s_handler_loses_its_message_at_the_max_lease_of_its_queue(broker, producer) -> None:
-    elapsed, begun = passed(broker), []
-
-    @marq.handler("videos")
-    async def convert(message: marq.Message) -> None:
-        begun.append((message.attempt, elapsed()))
-        if message.attempt == 1:
-            await asyncio.Event().wait()
-
-    broker.define("videos", lease=30, max_lease=100)
-    async with broker.worker(convert):
-        await producer.send("videos", b"x")
-        await broker.advance(101, settle=False)
-
-    assert begun == [(1, 0), (2, pytest.approx(100, abs=0.1))]
-
-
 async def test_max_lease_can_be_changed_while_a_message_is_held(broker, producer) -> None:
     async with broker.consumer("q") as consumer:
         await producer.send("q", b"x")
@@ -461,23 +405,3 @@ async def test_max_lease_can_be_changed_while_a_message_is_held(broker, producer
 
         with pytest.raises(marq.LeaseLost):
             await message.ack()
-
-
-async def test_a_pause_ends_for_workers_after_hours(broker, producer) -> None:
-    elapsed, seen = passed(broker), []
-
-    @marq.handler("emails")
-    async def handle(message: marq.Message) -> None:
-        seen.append((message.value, elapsed()))
-
-    async with broker.worker(handle):
-        await broker.queues.pause("emails", 3 * 3600)
-        await producer.send("emails", b"now")
-        await producer.send("emails", b"later", delay=60)
-        await broker.advance(3 * 3600 - 1)
-        assert seen == []
-        await broker.advance(2)
-
-    assert sorted(value for value, _ in seen) == [b"later", b"now"]
-    # The end is a whole second.
-    assert {10_800 <= at_s <= 10_801 for _, at_s in seen} == {True}

@@ -14,6 +14,7 @@ import marq
 from marq.consumer.handlers_session import HandlersSession
 from marq.testing import Broker
 from marq.testing.group import Member
+from tests.unit.testing.handling import handling
 
 
 def handle_by_name(message: marq.Message) -> None:
@@ -182,11 +183,8 @@ async def test_a_consumer_warns_of_settings_that_only_a_worker_would_publish(cap
     @marq.handler("orders", max_attempts=3, lease=30, concurrency=2)
     async def bill(message: marq.Message) -> None: ...
 
-    async with Broker() as broker, broker.consumer("orders") as consumer:
-        running = asyncio.create_task(consumer.run(bill))
+    async with Broker() as broker, handling(broker.consumer("orders"), bill):
         await broker.settle()
-        await consumer.stop()
-        await running
 
     [warning] = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
     # then: the lease is that of the queue anyway
@@ -205,23 +203,6 @@ async def test_without_handlers_those_run_that_the_settings_name() -> None:
         assert [letter.reason for letter in broker.dead_letters("q")] == ["bad"]
 
 
-async def test_a_method_of_an_instance_and_the_settings_of_its_queue() -> None:
-    class Mailer:
-        def __init__(self) -> None:
-            self.sent: list[bytes] = []
-
-        @marq.handler("emails")
-        async def send(self, message: marq.Message) -> None:
-            self.sent.append(message.value)
-
-    mailer = Mailer()
-    async with Broker() as broker, broker.producer() as producer:
-        await producer.send("emails", b"x")
-        await broker.run(mailer.send)
-
-    assert mailer.sent == [b"x"]
-
-
 async def test_what_cannot_be_run_is_refused() -> None:
     @marq.handler("one", group="g")
     async def one(message: marq.Message) -> None: ...
@@ -238,21 +219,6 @@ async def test_what_cannot_be_run_is_refused() -> None:
         broker.define("q", handler="no.such.module:handle")
         with pytest.raises(marq.ConfigError, match=r"queue 'q': .*'no\.such\.module:handle' can't be imported"):
             await broker.run()
-
-
-async def test_two_handlers_for_one_queue_are_refused_as_by_a_worker() -> None:
-    @marq.handler("q")
-    async def first(message: marq.Message) -> None: ...
-
-    @marq.handler("q")
-    async def second(message: marq.Message) -> None: ...
-
-    async with Broker() as broker:
-        with pytest.raises(
-            marq.ConfigError, match=r"queue 'q' has two handlers, .*first and .*second, but a queue has"
-        ):
-            await broker.run(first, second)
-        await broker.run(first, first)
 
 
 async def test_run_raises_the_error_because_of_which_a_worker_no_longer_receives(monkeypatch) -> None:
