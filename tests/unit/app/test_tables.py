@@ -74,7 +74,10 @@ def test_a_duration_has_at_most_two_units(duration_s: float, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "found"),
-    [("90", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800), ("1h30m", 5_400), ("1d12h", 129_600), ("2m0.5s", 120.5)],
+    [
+        *(("90", 90), (" 90s ", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800)),
+        *(("1h30m", 5_400), ("1d12h", 129_600), ("2m0.5s", 120.5)),
+    ],
 )
 def test_a_duration_is_typed_with_a_unit(typed: str, found: float) -> None:
     assert seconds("--delay", typed) == found
