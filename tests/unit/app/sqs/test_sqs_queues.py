@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-import marq.queues.following
 from marq.queues.queues import Queues
-from marq.settings.definitions import Definitions, layer_key, sqs_key
+from marq.settings.definitions import layer_key, sqs_key
 from marq.settings.queue import UNLIMITED
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.call_limits import MAX_TAGS
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.sqs_queues import DELETED_S, Directory
-from tests.unit.client.test_queues import ListLog
+from tests.unit.app.sqs.conftest import EmptyQueues
 
 MAXIMUM_BYTES = 1_000_000
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -24,33 +22,6 @@ REDRIVE = {"RedrivePolicy": json.dumps({"deadLetterTargetArn": f"{ARN}dead", "ma
 #: Attributes that are settings of Marq, and those in the queue's own record.
 MIXED = {"VisibilityTimeout": "0", "DelaySeconds": "5", "MessageRetentionPeriod": "3600", **REDRIVE}
 FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true", "VisibilityTimeout": "7", "DelaySeconds": "5"}
-
-
-class EmptyQueues(ListLog):
-    #: A write that contains this key fails once.
-    refused: bytes | None = None
-
-    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        if self.refused in records:
-            self.refused = None
-            raise BrokerUnavailable("away")
-        return await super().write(records)
-
-    async def messages_of(self, queue: str, definitions: Definitions) -> str:
-        return ""
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> EmptyQueues:
-    log = EmptyQueues()
-    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
-    return log
-
-
-@pytest.fixture
-async def queues(log: EmptyQueues) -> AsyncIterator[Queues]:
-    async with Queues("none:1") as queues:
-        yield queues
 
 
 @pytest.fixture
