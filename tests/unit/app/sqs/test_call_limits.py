@@ -138,11 +138,12 @@ BAD = {
         for name in ("", ".a", "a.", "a..b", "a b", "ü", "AWS.a", "aws.a", "Amazon.a", "a" * 257, "a\n")
     },
     **{
-        f"the type {data_type[:20]!r}": (attribute(data_type, StringValue="x", BinaryValue=b"x"), INVALID)
-        for data_type in (
-            *("", "string", "Strings", "Text", ".x", "String.", "String.\x00", "String", "Binary"),
-            *("String." + "x" * 250, "Binary." + "x" * 250),
-        )
+        f"the type {data_type[:20]!r}": (attribute(data_type, StringValue="x"), INVALID)
+        for data_type in ("", "string", "Strings", "Text", ".x", "String.", "String.\x00", "String." + "x" * 250)
+    },
+    **{
+        f"{data_type} with two values": (attribute(data_type, StringValue="x", BinaryValue=b"x"), INVALID)
+        for data_type in ("String", "Binary")
     },
     "a string without a value": (attribute("String"), INVALID),
     "an empty string": (attribute("String", StringValue=""), INVALID),
