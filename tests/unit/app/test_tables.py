@@ -60,7 +60,7 @@ def test_wide_characters_count_twice_and_what_moves_the_cursor_is_shown_as_no_ch
     lines, _ = rendered([("marq.messages/0/1", "字" * 40, "1", "a\x1b[2Jb\nc")], 60)
 
     assert len([line for line in lines if line]) == 3
-    assert "a�[2Jb�c" in lines[-1] or "�" in lines[-1]
+    assert "�" in lines[-1]
     assert "\x1b" not in "".join(lines)
 
 
