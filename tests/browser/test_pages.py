@@ -498,13 +498,15 @@ def test_a_test_message_is_sent_from_the_page_of_a_queue(site: Site, page: Page)
 
 def test_a_worker_is_made_quiet_and_takes_messages_again(site: Site, page: Page) -> None:
     page.goto(site.url + "/workers")
-    for button, state in (("Quiet", "quiet"), ("Resume", "running")):
+    for button, state, warnings in (("Quiet", "quiet", 2), ("Resume", "running", 0)):
         page.get_by_role("button", name=button, exact=True).click()
         expect(page.locator(".question")).to_contain_text("10.0.0.7")
         assert violations(page) == []
         page.get_by_role("button", name=button, exact=True).click()
 
         expect(page.get_by_role("region", name="Handlers").locator(".state")).to_have_text(state)
+        # The worker's, and that of its handlers.
+        expect(page.locator(".state.wrong").filter(has_text="quiet")).to_have_count(warnings)
 
     assert [action for action, _ in site.actor.asked] == ["quiet", "unquiet"]
 

@@ -123,10 +123,6 @@ def test_marq_reads_columns_that_a_writer_need_not_have_written(batch: markers.B
     assert values_of(read) == values_of(batch)
 
 
-def test_there_are_no_other_kinds() -> None:
-    assert PROTOCOL.kinds == {kind.name: kind.value for kind in markers.Kind}
-
-
 # --- positions --------------------------------------------------------------------------------------------------------
 
 names = st.text(min_size=1, max_size=200)

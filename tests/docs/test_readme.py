@@ -40,12 +40,6 @@ def test_the_readme_counts_the_fault_scenarios() -> None:
     assert re.findall(r"\[(\d+) fault scenarios\]", README) == [str(len(SCENARIOS))]
 
 
-def test_the_sections_have_these_steps() -> None:
-    assert [language for language, _ in EXAMPLE] == ["sh", "python", "sh"]
-    assert EXAMPLE[1][1].startswith("# tasks.py\n")
-    assert "marq dev tasks" in EXAMPLE[2][1]
-
-
 async def test_the_example_of_the_readme(checkout: Checkout) -> None:
     checkout.write("tasks.py", EXAMPLE[1][1])
     start, send = EXAMPLE[2][1].splitlines()

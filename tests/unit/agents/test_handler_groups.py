@@ -3,20 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
-from marq.settings.definitions import Definitions
-from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup, handler_groups, without_handler
+from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup, handler_groups
+from tests.unit.app.definitions import defined
 
 SEND = {"handler": "mail:send"}
-
-
-def defined(**layers: dict[str, Any]) -> Definitions:
-    """Definitions with these layers; a name like ``file__emails`` stands for the key ``file:emails``."""
-    definitions = Definitions()
-    for name, document in layers.items():
-        definitions.fold(name.replace("__", ":").encode(), document)
-    return definitions
 
 
 def test_queues_without_handlers_make_no_group() -> None:
@@ -90,19 +81,6 @@ def test_a_change_of_another_setting_leaves_the_decorated_handler() -> None:
     assert handler_groups(definitions, {"emails": "mail:send"})["handlers"].queues == {
         "emails": HandledQueue("mail:send", 5)
     }
-
-
-def test_queues_of_the_group_that_have_no_handler_here_are_told() -> None:
-    definitions = defined(
-        file__emails={**SEND, "group": "background"},
-        file__reports={"group": "background"},
-        handler__orders={"handler": "orders:handle", "group": "background"},
-    )
-
-    [group] = handler_groups(definitions, {}).values()
-
-    assert list(group.queues) == ["emails"]
-    assert without_handler(definitions, group) == ["orders", "reports"]
 
 
 def test_a_group_can_be_told_to_its_process() -> None:

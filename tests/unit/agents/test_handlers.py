@@ -2,7 +2,9 @@
 
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -21,46 +23,43 @@ from marq_worker.handlers.loaded_handlers import (
     without_handlers,
 )
 
+Write = Callable[..., str]
 
-@pytest.mark.parametrize(
-    ("source", "said"),
-    [
-        ("def broken(:\n", "SyntaxError"),
-        ("raise ValueError('no settings')\n", "no settings"),
-        ("import nowhere_at_all\n", "nowhere_at_all"),
-        ("other = 1\n", "handle"),
-        ("handle = 5\n", "expected a function"),
-    ],
-)
-def test_a_handler_that_can_not_be_had_is_named_with_its_queue(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, said: str
-) -> None:
-    module = f"handlers_{abs(hash(source))}"
-    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Writes a module that can be imported, and returns its name."""
+
+    def write(source: str, name: str = "") -> str:
+        # Another test's module of this name would be imported already.
+        name = name or f"module_{uuid4().hex}"
+        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
+        return name
+
     monkeypatch.syspath_prepend(str(tmp_path))
-
-    with pytest.raises(ConfigError, match=f"queue 'emails'.*{said}"):
-        load_handler("emails", f"{module}:handle")
+    return write
 
 
 @pytest.mark.parametrize(
-    ("source", "shown"),
+    ("source", "said", "shown"),
     [
-        ("def connect():\n    raise ValueError('no settings')\nconnect()\n", ["line 3, in <module>", "in connect"]),
-        ("import nowhere_at_all\n", ["line 1, in <module>", "import nowhere_at_all"]),
-        ("def broken(:\n", ["line 1", "def broken(:"]),
+        (
+            "def connect():\n    raise ValueError('no settings')\nconnect()\n",
+            "no settings",
+            ["line 3, in <module>", "in connect"],
+        ),
+        ("import nowhere_at_all\n", "nowhere_at_all", ["line 1, in <module>", "import nowhere_at_all"]),
+        ("def broken(:\n", "SyntaxError", ["line 1", "def broken(:"]),
     ],
 )
 def test_a_module_whose_import_fails_is_named_with_the_traceback_of_its_own_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, shown: list[str]
+    write: Write, source: str, said: str, shown: list[str]
 ) -> None:
-    module = f"handlers_{abs(hash(source))}_shown"
-    (tmp_path / f"{module}.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    module = write(source)
 
     with pytest.raises(ConfigError) as decorated:
         load_modules((module,))
-    with pytest.raises(ConfigError) as named:
+    with pytest.raises(ConfigError, match=f"queue 'emails'.*{said}") as named:
         load_handler("emails", f"{module}:handle")
 
     for error in (decorated.value, named.value):
@@ -69,19 +68,18 @@ def test_a_module_whose_import_fails_is_named_with_the_traceback_of_its_own_code
         assert "importlib" not in note
 
 
-def test_looking_for_a_module_leaves_the_path_of_imports_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # Otherwise a user's statistics.py would replace the standard library's, which Faust imports later.
+def test_a_handler_that_is_no_function_is_named_with_its_queue(write: Write) -> None:
+    with pytest.raises(ConfigError, match=r"queue 'emails'.*expected a function"):
+        load_handler("emails", f"{write('handle = 5')}:handle")
+
+
+@pytest.fixture
+def in_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test runs in a directory with a module my_handlers, which has not been imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry not in {"", str(tmp_path)}])
     monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
     (tmp_path / "my_handlers.py").touch()
-    before = sys.path[:]
-
-    check_exists("my_handlers")
-
-    assert sys.path == before
 
 
 @pytest.mark.parametrize(
@@ -92,15 +90,8 @@ def test_looking_for_a_module_leaves_the_path_of_imports_as_it_was(
         ("my_handler", "there is no such module; did you mean 'my_handlers'?"),
     ],
 )
-def test_a_module_that_does_not_exist_needs_no_traceback(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    # An import of my_handlers.py imports the package my_handlers first.
-    monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
-    (tmp_path / "my_handlers.py").touch()
-
+@pytest.mark.usefixtures("in_project")
+def test_a_module_that_does_not_exist_needs_no_traceback(name: str, said: str) -> None:
     for refuse in (check_exists, lambda name: load_modules((name,))):
         with pytest.raises(ConfigError) as caught:
             refuse(name)
@@ -110,15 +101,15 @@ def test_a_module_that_does_not_exist_needs_no_traceback(
 
 
 @pytest.mark.parametrize("name", ["my_handlers", "json", "os.path", "email.mime.text"])
-def test_a_module_that_exists_is_found_without_an_import_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", sys.path[:])
-    monkeypatch.delitem(sys.modules, "my_handlers", raising=False)
-    (tmp_path / "my_handlers.py").write_text("raise ValueError")
+@pytest.mark.usefixtures("in_project")
+def test_a_module_that_exists_is_found_without_an_import_of_it_and_the_path_of_imports_stays(name: str) -> None:
+    # Otherwise a user's statistics.py would replace the standard library's, which Faust imports later.
+    before = sys.path[:]
 
     check_exists(name)
+
+    assert sys.path == before
+    assert "my_handlers" not in sys.modules
 
 
 @pytest.mark.parametrize(
@@ -152,15 +143,9 @@ class Unprintable(Exception):
         ("raise SystemExit(Unprintable())", "it ends the process (<unprintable>)"),
     ],
 )
-def test_an_import_that_fails_with_an_unprintable_exception_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, said: str
-) -> None:
-    module = f"unprintable_{abs(hash(code))}"
-    (tmp_path / f"{module}.py").write_text(f"{UNPRINTABLE}\n{code}\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
+def test_an_import_that_fails_with_an_unprintable_exception_is_named(write: Write, code: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
-        load_handler("emails", f"{module}:handle")
+        load_handler("emails", f"{write(UNPRINTABLE + code)}:handle")
 
 
 @pytest.mark.parametrize(
@@ -173,11 +158,9 @@ def test_an_import_that_fails_with_an_unprintable_exception_is_named(
     ],
 )
 def test_what_marq_refuses_is_shown_with_the_line_and_without_the_code_of_marq(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decorated: str, said: str
+    write: Write, decorated: str, said: str
 ) -> None:
-    module = f"refused_{abs(hash(decorated))}"
-    (tmp_path / f"{module}.py").write_text(f"import marq\n\n{decorated}\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+    module = write(f"import marq\n\n{decorated}\n")
 
     with pytest.raises(ConfigError) as caught:
         load_modules((module,))
@@ -187,25 +170,19 @@ def test_what_marq_refuses_is_shown_with_the_line_and_without_the_code_of_marq(
     assert not hasattr(caught.value, "__notes__")
 
 
-def test_a_module_that_ends_the_process_is_told_to_guard_its_program(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "program_with_handlers.py").write_text("import sys\nsys.exit(3)\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-
+def test_a_module_that_ends_the_process_is_told_to_guard_its_program(write: Write) -> None:
     with pytest.raises(ConfigError, match=r"it ends the process \(SystemExit\(3\)\); move .* below if __name__"):
-        load_modules(("program_with_handlers",))
+        load_modules((write("import sys\nsys.exit(3)\n"),))
 
 
-def test_a_module_without_anything_for_a_worker_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_without_anything_for_a_worker_is_named(write: Write) -> None:
     sources = {
         "only_a_handler": 'import marq\n@marq.handler("q")\ndef handle(message): ...\n',
         "only_a_lifespan": "import marq\n@marq.lifespan\nasync def pool(): yield\n",
         "decorator_forgotten": "def handle(message): ...\n",
     }
     for name, source in sources.items():
-        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+        write(source, name)
 
     assert without_handlers(tuple(sources)) == ["decorator_forgotten"]
 
@@ -222,11 +199,10 @@ def test_the_modules_of_a_package_can_be_named_instead_of_it(tmp_path: Path, mon
 
 
 def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    write: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "handlers_that_are_there.py").write_text("def handle(message): ...\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    there, nowhere = HandledQueue("handlers_that_are_there:handle", 1), HandledQueue("nowhere_at_all:handle", 1)
+    there = HandledQueue(f"{write('def handle(message): ...')}:handle", 1)
+    nowhere = HandledQueue("nowhere_at_all:handle", 1)
 
     found = load_handlers(HandlerGroup("handlers", {"broken": nowhere, "emails": there}))
 
@@ -236,10 +212,8 @@ def test_a_queue_whose_handler_can_not_be_had_is_left_out_with_a_line_in_the_log
         load_handlers(HandlerGroup("handlers", {"broken": nowhere}))
 
 
-def test_the_handler_of_a_type_needs_only_the_codec_of_its_decorator(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = """
+def test_the_handler_of_a_type_needs_only_the_codec_of_its_decorator(write: Write) -> None:
+    module = write("""
 import marq
 
 class Order: ...
@@ -250,19 +224,15 @@ class Codec:
 
 @marq.handler("q", type="a", codec=Codec())
 async def handle(order: Order): ...
-"""
-    (tmp_path / "typed_with_a_codec.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+""")
 
-    handler = load_handlers_of("q", HandledQueue(None, 1, types={"a": "typed_with_a_codec:handle"}))
+    handler = load_handlers_of("q", HandledQueue(None, 1, types={"a": f"{module}:handle"}))
 
     assert isinstance(handler, TypedHandlers)
     assert type(handler.codec_of("a")).__name__ == "Codec"
 
 
-def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_names(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_names(write: Write) -> None:
     sources = {
         "with_lifespan": "import marq\n@marq.lifespan\nasync def pool(): yield\n",
         "with_middleware": "import marq\n@marq.middleware\nasync def timed(message, call_next): ...\n",
@@ -270,8 +240,7 @@ def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_
         "with_neither": "def handle(message): ...\n",
     }
     for name, source in sources.items():
-        (tmp_path / f"{name}.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(str(tmp_path))
+        write(source, name)
     queues = {name: HandledQueue(f"{name}:handle", 1) for name in ("with_both", "with_neither", "not_loaded")}
 
     assert surrounding(tuple(sources)) == ("with_lifespan", "with_middleware", "with_both")

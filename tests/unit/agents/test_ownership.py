@@ -43,15 +43,8 @@ def event(start: int) -> Any:
 
 async def test_an_owner_that_seeks_back_makes_room_for_waiting_batches() -> None:
     """Else no batch of any partition would be delivered any more: one agent delivers them all."""
-    sought: list[tuple[int, int]] = []
-
-    async def seek(partition: int, offset: int) -> None:
-        sought.append((partition, offset))
-
-    async def log_range(partition: int) -> tuple[int, int]:
-        return 0, 100
-
-    owner = Ownership(3, surroundings(seek=seek, log_range=log_range), state="owner")
+    log = Log()
+    owner = Ownership(3, surroundings(seek=log.seek, log_range=log.log_range), state="owner")
     owner.engine.position = 0
     for start in range(MAX_INBOX_BATCHES):
         await owner.deliver(event(6 + start))
@@ -63,7 +56,7 @@ async def test_an_owner_that_seeks_back_makes_room_for_waiting_batches() -> None
     async with asyncio.timeout(60):
         await waiting
 
-    assert sought == [(3, 0)]
+    assert log.sought == [(3, 0)]
 
 
 def acquired(turn: int) -> Any:
@@ -118,29 +111,45 @@ async def fenced() -> tuple[int, int]:
     return 1, 1
 
 
+class Log:
+    """The owner's view of its markers: offsets 0 to 100, and where it seeks."""
+
+    def __init__(self) -> None:
+        self.sought: list[tuple[int, int]] = []
+
+    async def seek(self, partition: int, offset: int) -> None:
+        self.sought.append((partition, offset))
+
+    async def log_range(self, partition: int) -> tuple[int, int]:
+        return 0, 100
+
+
+def newcomer(monkeypatch: pytest.MonkeyPatch, table: BareTable, log: Log) -> Ownership:
+    """Return an owner that has not taken its partition over."""
+    owner = Ownership(0, surroundings(table=table, log_range=log.log_range, seek=log.seek))
+    monkeypatch.setattr(owner._writer, "fence", fenced)
+    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
+    return owner
+
+
 async def test_where_the_markers_end_is_asked_while_the_table_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """One after the other, a takeover waits for two fetches that find nothing."""
     asked = asyncio.Event()
-    sought: list[int] = []
+
+    class AskedLog(Log):
+        async def log_range(self, partition: int) -> tuple[int, int]:
+            asked.set()
+            return 0, 100
 
     async def recovering() -> int:
         async with asyncio.timeout(60):
             await asked.wait()
         return 0
 
-    async def log_range(partition: int) -> tuple[int, int]:
-        asked.set()
-        return 0, 100
+    log = AskedLog()
+    await newcomer(monkeypatch, BareTable(recovering), log)._take_over()
 
-    async def seek(partition: int, offset: int) -> None:
-        sought.append(offset)
-
-    owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range, seek=seek))
-    monkeypatch.setattr(owner._writer, "fence", fenced)
-    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
-    await owner._take_over()
-
-    assert sought == [0]
+    assert log.sought == [(0, 0)]
 
 
 async def test_a_recovery_that_fails_leaves_no_question_behind(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,16 +159,14 @@ async def test_a_recovery_that_fails_leaves_no_question_behind(monkeypatch: pyte
         await asyncio.sleep(0)
         raise KafkaError
 
-    async def log_range(partition: int) -> tuple[int, int]:
-        asking.append(asyncio.current_task())
-        await asyncio.Event().wait()
-        raise AssertionError("never")
+    class SilentLog(Log):
+        async def log_range(self, partition: int) -> tuple[int, int]:
+            asking.append(asyncio.current_task())
+            await asyncio.Event().wait()
+            raise AssertionError("never")
 
-    owner = Ownership(0, surroundings(table=BareTable(recovering), log_range=log_range))
-    monkeypatch.setattr(owner._writer, "fence", fenced)
-    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
     with pytest.raises(KafkaError):
-        await owner._take_over()
+        await newcomer(monkeypatch, BareTable(recovering), SilentLog())._take_over()
 
     assert [task is not None and task.cancelled() for task in asking] == [True]
 
@@ -294,13 +301,8 @@ async def test_an_owner_whose_producer_has_ended_the_transaction_takes_over_agai
 
     async def stop() -> None: ...
 
-    async def log_range(partition: int) -> tuple[int, int]:
-        return 0, 0
-
-    async def seek(partition: int, offset: int) -> None: ...
-
     monkeypatch.setattr("marq_worker.owner.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
-    owner = Ownership(0, surroundings(table=BareTable(_nothing), log_range=log_range, seek=seek))
+    owner = newcomer(monkeypatch, BareTable(_nothing), Log())
     monkeypatch.setattr(owner._writer, "fence", fence)
     monkeypatch.setattr(owner._writer, "stop", stop)
     owner.start()
@@ -400,7 +402,6 @@ async def test_an_owner_whose_local_table_is_damaged_recovers_its_lease_book_too
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The payloads of its messages are only in the table. Markers are then read again, from the table's offset."""
-    sought: list[int] = []
     recoveries = 0
 
     async def recovering() -> int:
@@ -409,16 +410,8 @@ async def test_an_owner_whose_local_table_is_damaged_recovers_its_lease_book_too
         table.damaged.clear()
         return 0
 
-    async def log_range(partition: int) -> tuple[int, int]:
-        return 0, 100
-
-    async def seek(partition: int, offset: int) -> None:
-        sought.append(offset)
-
-    table = BareTable(recovering)
-    owner = Ownership(0, surroundings(table=table, log_range=log_range, seek=seek))
-    monkeypatch.setattr(owner._writer, "fence", fenced)
-    owner._writer.producer = TakingProducer()  # type: ignore[assignment]
+    table, log = BareTable(recovering), Log()
+    owner = newcomer(monkeypatch, table, log)
     await owner._take_over()
     owner.engine.position, owner.engine._epoch = 50, (1, 0)
     await owner._take_over()
@@ -429,4 +422,4 @@ async def test_an_owner_whose_local_table_is_damaged_recovers_its_lease_book_too
     await owner._take_over()
 
     assert recoveries == 2
-    assert sought[-1] == 0
+    assert log.sought[-1] == (0, 0)

@@ -25,6 +25,13 @@ from marq.wire.names import Names
 from marq_worker.owner.partition_writer import PartitionWriter
 
 
+async def committing(producer: object, ticks: int = 1) -> None:
+    context: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
+    writer = PartitionWriter(0, context)
+    writer.producer = cast("Any", producer)
+    await writer.commit(OwnerTransaction(now_ms=0, appended_ms=0, markers=[Tick(0, 0)] * ticks))
+
+
 class FencedProducer:
     """Takes records, and fails each on its own, as aiokafka does when another producer has the transactional id."""
 
@@ -45,15 +52,12 @@ async def test_a_transaction_that_is_fenced_raises_one_error_and_leaves_none_beh
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     producer = FencedProducer()
-    context: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
-    writing = PartitionWriter(0, context)
-    writing.producer = cast("Any", producer)
 
     with pytest.raises(ProducerFenced):
-        await writing.commit(OwnerTransaction(now_ms=0, appended_ms=0, markers=[Tick(0, 0)] * 3))
+        await committing(producer, ticks=3)
 
     assert len(producer.sent) == 3
-    del producer, writing
+    del producer
     gc.collect()
     await asyncio.sleep(0)
     assert reported == []
@@ -76,13 +80,6 @@ class EndedTransaction:
         if not self._txn_manager.is_in_transaction():
             raise IllegalOperation("Can't send messages while not in transaction")
         return asyncio.get_running_loop().create_future()
-
-
-async def committing(producer: object) -> None:
-    context: Any = SimpleNamespace(names=Names("m"), max_message_bytes=1_000_000)
-    writer = PartitionWriter(0, context)
-    writer.producer = cast("Any", producer)
-    await writer.commit(OwnerTransaction(now_ms=0, appended_ms=0, markers=[Tick(0, 0)]))
 
 
 @pytest.mark.parametrize("cause", [ProducerFenced(), TopicAuthorizationFailedError("m.markers"), KafkaError("x")])

@@ -25,6 +25,7 @@ from marq_worker.check.topics import judge_missing, judge_topics
 from marq_worker.check.trackers import Page, judge_members, judge_pages
 from marq_worker.client_id import Identity
 from marq_worker.config.settings import AppSettings, Role
+from tests.unit.app.definitions import in_file
 
 NAMES = Names("shop")
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop"}, environment={})
@@ -80,10 +81,7 @@ def test_a_report_is_for_programs() -> None:
     ],
 )
 def test_limits_that_are_not_exact_are_warnings(settings: dict[str, Any], partitions: int, said: list[str]) -> None:
-    definitions = Definitions()
-    definitions.fold(b"file:emails", settings)
-
-    findings = list(judge_limits(CLIENT, definitions, {NAMES.messages: TopicFacts(partitions, {})}))
+    findings = list(judge_limits(CLIENT, in_file(emails=settings), {NAMES.messages: TopicFacts(partitions, {})}))
 
     assert levels(findings) == [Level.WARNING] * len(said)
     assert all(text in finding.found for text, finding in zip(said, findings, strict=True))
@@ -98,10 +96,7 @@ def test_limits_that_are_not_exact_are_warnings(settings: dict[str, Any], partit
     ],
 )
 def test_a_priority_that_has_nothing_to_compare_with_is_a_warning(others: dict[str, Any], said: list[str]) -> None:
-    definitions = Definitions()
-    definitions.fold(b"file:urgent", {"group": "g", "priority": 9})
-    for queue, document in others.items():
-        definitions.fold(f"file:{queue}".encode(), document)
+    definitions = in_file(urgent={"group": "g", "priority": 9}, **others)
 
     findings = [found for found in judge_priorities(definitions) if found.subject == "queue urgent"]
 
@@ -423,12 +418,7 @@ def test_a_worker_that_serves_sqs_may_do_what_its_clients_ask_for() -> None:
     lacking = missing(CLIENT, "worker", Use(tracker=False, sqs=True), allowed)
 
     assert {(use.name, use.operation) for use in lacking} == {
-        (NAMES.queues, "Read"),
-        (NAMES.queues, "Write"),
-        (NAMES.messages, "Read"),
-        (NAMES.messages, "Write"),
-        (NAMES.markers, "Read"),
-        (NAMES.markers, "Write"),
+        (topic, operation) for topic in topics for operation in ("Read", "Write")
     }
 
 
@@ -451,13 +441,10 @@ def test_a_service_needs_nothing_on_topics_of_other_queues() -> None:
 
 
 def test_what_a_worker_uses_follows_from_the_definitions_and_its_roles() -> None:
-    definitions = Definitions()
-    definitions.fold(b"file:emails", {"handler": "a:b", "topic": "mail"})
-    definitions.fold(b"file:orders", {"topic": "orders"})
+    definitions = in_file(emails={"handler": "a:b", "topic": "mail"}, orders={"topic": "orders"})
 
     both = Use.of(definitions, NAMES, worker_settings("tracker", "handlers"))
     tracker = Use.of(definitions, NAMES, worker_settings("tracker"))
-
     sqs = Use.of(definitions, NAMES, worker_settings("sqs"))
 
     group = NAMES.named_group("handlers")
@@ -479,8 +466,7 @@ def test_a_tracker_has_to_read_messages_to_redeliver_them() -> None:
 
 
 def test_a_tracker_that_counts_what_waits_needs_a_group() -> None:
-    definitions = Definitions()
-    definitions.fold(b"file:orders", {"topic": "orders"})
+    definitions = in_file(orders={"topic": "orders"})
     denied = Allowed({"orders": frozenset({"Write", "Describe", "DescribeConfigs"})}, {NAMES.backlog: frozenset()})
 
     counts = Use.of(definitions, NAMES, worker_settings("tracker"))

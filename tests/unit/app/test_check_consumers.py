@@ -11,7 +11,6 @@ import pytest
 from marq.dead_letters.selection import CountKey
 from marq.kafka.topics import Look
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import TopicFacts
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Source
@@ -33,6 +32,7 @@ from marq_worker.check.findings import CheckFinding, Level
 from marq_worker.check.permissions import WORKER
 from marq_worker.check.trackers import STALLED_S, Page, judge_pages
 from marq_worker.config.settings import AppSettings
+from tests.unit.app.definitions import in_file
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
 NAMES = CLIENT.names
@@ -40,16 +40,9 @@ P0, P1 = Source("shop.messages", 0), Source("shop.messages", 1)
 EMAILS = NAMES.group("emails")
 
 
-def definitions(**queues: Mapping[str, Any]) -> Definitions:
-    found = Definitions()
-    for queue, document in queues.items():
-        found.fold(f"file:{queue}".encode(), document)
-    return found
-
-
 def judged(*readers: ReadingGroup, waits: int | None = 1, **queues: Mapping[str, Any]) -> list[CheckFinding]:
     """``waits``: this many messages of emails, None: not known."""
-    return judge_reading(CLIENT, definitions(**queues), readers, None if waits is None else {"emails": waits})
+    return judge_reading(CLIENT, in_file(**queues), readers, None if waits is None else {"emails": waits})
 
 
 def test_a_group_that_keeps_up_is_fine() -> None:
@@ -77,17 +70,17 @@ def test_handlers_that_no_worker_runs_are_a_problem_even_without_messages(waits:
     assert found.level is Level.PROBLEM
     assert found.found == f"no worker runs the handlers of emails; {said}"
     assert found.commands == ("marq worker",)
-    assert unhandled(CLIENT, definitions(emails={"handler": "shop:send"}), [reader]) == ["emails"]
+    assert unhandled(CLIENT, in_file(emails={"handler": "shop:send"}), [reader]) == ["emails"]
 
 
 def test_a_group_whose_handler_process_is_stuck_needs_no_other_worker() -> None:
     reader, emails = ReadingGroup(NAMES.named_group("handlers"), 0), {"handler": "shop:send"}
 
-    [found] = judge_reading(CLIENT, definitions(emails=emails), [reader], None, stuck={reader.group})
+    [found] = judge_reading(CLIENT, in_file(emails=emails), [reader], None, stuck={reader.group})
 
     assert found.level is Level.OK
     # Else its backlog would be one without a consumer, with the same advice.
-    assert unhandled(CLIENT, definitions(emails=emails), [reader]) == ["emails"]
+    assert unhandled(CLIENT, in_file(emails=emails), [reader]) == ["emails"]
 
 
 def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
@@ -106,7 +99,7 @@ def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
 
 def test_groups_that_were_not_examined_are_not_said_to_have_lost_nothing() -> None:
     [found] = judge_reading(
-        CLIENT, definitions(), [ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)})], None, left_out=12
+        CLIENT, in_file(), [ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)})], None, left_out=12
     )
 
     assert found.level is Level.WARNING
@@ -127,7 +120,7 @@ async def test_groups_with_handlers_are_examined_first_and_those_beyond_the_limi
     view = Mock(group_names=AsyncMock(return_value=[NAMES.named_group("forgotten"), *numbered]), readers=readers)
     examination = Examination(AppSettings(), CLIENT, [WORKER])
 
-    found = await examination._readers(view, Look(topics(4)), {}, definitions(emails={"handler": "shop:send"}))
+    found = await examination._readers(view, Look(topics(4)), {}, in_file(emails={"handler": "shop:send"}))
 
     assert found is not None
     assert (len(found[0]), found[1]) == (examined, left_out)
@@ -137,26 +130,13 @@ def topics(partitions: int, **config: str) -> dict[str, TopicFacts]:
     return {NAMES.messages: TopicFacts(partitions, {name.replace("_", "."): value for name, value in config.items()})}
 
 
-def test_fewer_partitions_than_settings_ask_for() -> None:
-    assert judge_partitions(CLIENT, definitions(), topics(4)) == []
-    assert judge_partitions(CLIENT, definitions(), topics(8)) == []
-
-    [found] = judge_partitions(CLIENT, definitions(), topics(2))
-
-    assert found.found == "it has 2 partitions, and MARQ_PARTITIONS is 4"
-    assert found.commands == (
-        "kafka-topics.sh --bootstrap-server kafka:9092 --alter --topic shop.messages --partitions 4",
-    )
-
-
-def test_a_queue_with_more_partitions_than_its_topic() -> None:
-    [found] = judge_partitions(CLIENT, definitions(emails={"partitions": 6}), topics(4))
-
-    assert (found.subject, found.expected) == ("queue emails", "at most 4")
+def test_as_many_partitions_as_settings_ask_for_and_more_are_fine() -> None:
+    for partitions in (4, 8):
+        assert judge_partitions(CLIENT, in_file(emails={"partitions": 4}), topics(partitions)) == []
 
 
 def test_messages_that_are_kept_for_less_than_a_queue_has_them_wait() -> None:
-    queues = definitions(emails={"delay": 120}, quick={"lease": 1})
+    queues = in_file(emails={"delay": 120}, quick={"lease": 1})
     assert judge_retention(CLIENT, queues, topics(4, retention_ms="-1")) == []
     assert judge_retention(CLIENT, queues, topics(4, retention_ms="120000")) == []
     assert judge_retention(CLIENT, queues, {}) == []
@@ -201,7 +181,7 @@ def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mappin
     backlogs = told_by([answer], everyone=True)
 
     assert backlogs is not None
-    [finding] = judge_backlogs(definitions(emails={}), backlogs, [])
+    [finding] = judge_backlogs(in_file(emails={}), backlogs, [])
     assert ("have received no message" in finding.found) is warned
 
 
@@ -238,7 +218,7 @@ def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
     process = {"group": "handlers", "pid": None, "starts": 3}
     ended = ended_processes([{"handlers": [process]}, {"handlers": [{**process, "pid": 7, "starts": 1}]}, {}], NAMES)
     group = NAMES.named_group("handlers")
-    defined = definitions(emails={"handler": "a:b"})
+    defined = in_file(emails={"handler": "a:b"})
 
     [found] = judge_reading(
         CLIENT, defined, [ReadingGroup(group, 0, {P0: GroupPosition(3, 0, 10)})], {"emails": 2}, ended=ended

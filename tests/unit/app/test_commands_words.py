@@ -21,50 +21,42 @@ from marq_worker.commands.terminal import looked
 LIMIT_S = 60.0
 
 
-async def test_watch_prints_a_document_per_line_until_it_is_interrupted(capsys: pytest.CaptureFixture[str]) -> None:
-    looks = 0
-    enough = asyncio.Event()
-
-    async def look() -> dict[str, int]:
-        nonlocal looks
-        looks += 1
-        if looks == 3:
-            enough.set()
-        return {"look": looks}
-
-    watching = asyncio.create_task(looked(look, print, watch=0.001, as_json=True))
-    async with asyncio.timeout(LIMIT_S):
-        await enough.wait()
-        watching.cancel()
-        with pytest.raises(Interrupted, match=r"^$"):
-            await watching
-
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert lines[:3] == [{"look": 1}, {"look": 2}, {"look": 3}]
+Answer = dict[str, int] | Exception
 
 
-async def test_watch_reports_an_outage_once_and_continues_afterwards(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    away = BrokerUnavailable("no Kafka broker could be used at b:9092")
-    answers: list[dict[str, int] | Exception] = [{"look": 1}, away, away, {"look": 2}, away, {"look": 3}]
-    enough = asyncio.Event()
+class Looks:
+    """Looks with these answers; the one after the last never ends."""
 
-    async def look() -> dict[str, int]:
-        if not answers:
-            enough.set()
+    def __init__(self, *answers: Answer) -> None:
+        self.answers = list(answers)
+        self.over = asyncio.Event()
+
+    async def look(self) -> dict[str, int]:
+        if not self.answers:
+            self.over.set()
             await asyncio.Event().wait()
-        answer = answers.pop(0)
+        answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    watching = asyncio.create_task(looked(look, print, watch=0.001, as_json=True))
-    async with asyncio.timeout(LIMIT_S):
-        await asyncio.wait([watching, asyncio.create_task(enough.wait())], return_when=asyncio.FIRST_COMPLETED)
-        watching.cancel()
-        with pytest.raises(Interrupted):
-            await watching
+    async def watched(self) -> None:
+        """Watch until all answers were given, and interrupt."""
+        watching = asyncio.create_task(looked(self.look, print, watch=0.001, as_json=True))
+        async with asyncio.timeout(LIMIT_S):
+            over = asyncio.create_task(self.over.wait())
+            await asyncio.wait([watching, over], return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
+            with pytest.raises(Interrupted, match=r"^$"):
+                await watching
+
+
+async def test_watch_prints_a_document_per_line_and_an_outage_once_until_it_is_interrupted(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    away = BrokerUnavailable("no Kafka broker could be used at b:9092")
+
+    await Looks({"look": 1}, away, away, {"look": 2}, away, {"look": 3}).watched()
 
     out, err = capsys.readouterr()
     assert [json.loads(line) for line in out.splitlines()] == [{"look": 1}, {"look": 2}, {"look": 3}]
@@ -75,29 +67,20 @@ async def test_watch_reports_an_outage_once_and_continues_afterwards(
     "answers",
     [[BrokerUnavailable("nothing listens")], [{"look": 1}, Forbidden("no right")], [{"look": 1}, ConfigError("no")]],
 )
-async def test_a_first_failure_or_a_permanent_one_ends_a_watch(
-    answers: list[dict[str, int] | Exception],
-) -> None:
-    async def look() -> dict[str, int]:
-        answer = answers.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+async def test_a_first_failure_or_a_permanent_one_ends_a_watch(answers: list[Answer]) -> None:
+    looks = Looks(*answers)
 
     async with asyncio.timeout(LIMIT_S):
         with pytest.raises((BrokerUnavailable, ConfigError)):
-            await looked(look, print, watch=0.001, as_json=True)
+            await looked(looks.look, print, watch=0.001, as_json=True)
 
-    assert not answers
+    assert not looks.answers
 
 
 async def test_without_watch_the_command_looks_once() -> None:
     shown: list[dict[str, int]] = []
 
-    async def look() -> dict[str, int]:
-        return {"look": 1}
-
-    assert await looked(look, shown.append, watch=None, as_json=False) == {"look": 1}
+    assert await looked(Looks({"look": 1}).look, shown.append, watch=None, as_json=False) == {"look": 1}
     assert shown == [{"look": 1}]
 
 

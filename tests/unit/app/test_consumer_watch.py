@@ -11,19 +11,12 @@ from aiokafka.errors import CoordinatorNotAvailableError
 
 from marq.kafka.assignor import SpreadAssignor
 from marq.kafka.group_members import DescribedGroup, DescribedMember, _group
-from marq.settings.definitions import Definitions
 from marq.wire.names import Names
 from marq_worker.backlog.consumer_watch import is_read, unattended
+from tests.unit.app.definitions import in_file
 
 NAMES = Names("shop")
 EMAILS = NAMES.group("emails")
-
-
-def definitions(**queues: dict[str, Any]) -> Definitions:
-    found = Definitions()
-    for queue, document in queues.items():
-        found.fold(f"file:{queue}".encode(), document)
-    return found
 
 
 def group(state: str = "Stable", error: int = 0, **partitions: list[int]) -> DescribedGroup:
@@ -47,12 +40,12 @@ def group(state: str = "Stable", error: int = 0, **partitions: list[int]) -> Des
     ],
 )
 def test_a_queue_is_read_by_a_member_with_one_of_its_partitions(described: DescribedGroup, read: bool) -> None:
-    assert is_read("emails", described, NAMES, definitions(emails={"topic": "orders"})) is read
+    assert is_read("emails", described, NAMES, in_file(emails={"topic": "orders"})) is read
 
 
 def test_a_group_that_could_not_be_described_is_an_error() -> None:
     with pytest.raises(CoordinatorNotAvailableError):
-        is_read("emails", DescribedGroup(EMAILS, error=15), NAMES, definitions())
+        is_read("emails", DescribedGroup(EMAILS, error=15), NAMES, in_file())
 
 
 def test_members_are_told_apart_by_what_they_tell_their_group() -> None:
@@ -101,7 +94,7 @@ class Admin:
 async def test_thousands_of_queues_are_asked_about_with_few_requests() -> None:
     admin, queues = Admin(), ["emails", *(f"never-read-{number}" for number in range(999))]
 
-    found = await unattended(admin, NAMES, definitions(), queues)  # type: ignore[arg-type]
+    found = await unattended(admin, NAMES, in_file(), queues)  # type: ignore[arg-type]
 
     assert found == set(queues)
     assert len(admin.described) == 5

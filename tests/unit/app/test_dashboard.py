@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -15,7 +15,6 @@ from aiokafka import ConsumerRecord
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.kafka.topics import Topics
-from marq.settings.definitions import Definitions
 from marq.wire.error_texts import with_traceback
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.marker_codec import encode
@@ -53,6 +52,7 @@ from marq_worker.web.dashboard.tasks import MAX_RUNNING, Tasks, TooManyTasks
 from marq_worker.web.dashboard.timeline import Timeline, last_place, status_after
 from marq_worker.web.partition_statistics import add_up, backlog_of, empty_metrics
 from tests.browser.pretend import PretendActor, PretendNamespace
+from tests.unit.app.definitions import in_file
 
 FIRST, AGAIN = Source("marq.messages", 0), Source("marq.messages", 3)
 
@@ -135,6 +135,22 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def check_of(metrics: dict[str, Any], subject: str) -> dict[str, Any]:
+    """Return the check of the page of health whose name contains the subject."""
+    [check] = [check for check in rows_and_alarms.checks(metrics, []) if subject in check["what"]]
+    return dict(check)
+
+
+def worker_with(*handlers: dict[str, Any], **facts: Any) -> dict[str, Any]:
+    """Return metrics with a worker that runs these handler processes."""
+    worker = {"url": "http://a", "answered": True, "partitions": [], "handlers": list(handlers)}
+    return found(emails={}) | {"workers": [worker | facts]}
+
+
+#: A handler process that runs.
+PROCESS = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0}
+
+
 def test_a_row_counts_dead_letters_that_are_left_and_what_waits_in_either_way() -> None:
     metrics = found(
         emails={
@@ -181,29 +197,22 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
     metrics = found(counted=True, one=WAITS, **many)
 
-    alarms = rows_and_alarms.alarms(metrics)
-    [check] = [check for check in rows_and_alarms.checks(metrics, []) if "consumers" in check["what"]]
+    alarms, check = rows_and_alarms.alarms(metrics), check_of(metrics, "consumers")
 
     assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 min 51 s."
     assert alarms[-1] == "2 more queues with waiting messages have no consumer."
     assert len(alarms) == 11
     assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
-    [check] = [check for check in rows_and_alarms.checks(found(one=WAITS), []) if "consumers" in check["what"]]
+    check = check_of(found(one=WAITS), "consumers")
     assert (check["ok"], check["found"]) == (True, "all have")
 
 
 def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
-    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 4.0}
-    blocked = process | {"blocked_by": "handler mail:send of queue emails"}
-    worker = {"url": "http://a", "answered": True, "partitions": []}
-    metrics = found(emails={}) | {"workers": [worker | {"handlers": [blocked]}]}
-    healthy = found(emails={}) | {"workers": [worker | {"handlers": [process | {"blocked_seconds": 0.0}]}]}
+    blocked = worker_with(PROCESS | {"blocked_seconds": 4.0, "blocked_by": "handler mail:send of queue emails"})
+    healthy = worker_with(PROCESS)
 
-    alarm, *_ = rows_and_alarms.alarms(metrics)
-    wrong, right = (
-        next(check for check in rows_and_alarms.checks(told, []) if "event loops" in check["what"])
-        for told in (metrics, healthy)
-    )
+    alarm, *_ = rows_and_alarms.alarms(blocked)
+    wrong, right = (check_of(metrics, "event loops") for metrics in (blocked, healthy))
 
     said = "handler mail:send of queue emails has blocked the event loop of handler process 7 of http://a for 4 s"
     assert alarm == f"Group mail: {said}."
@@ -214,8 +223,7 @@ def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_
 
 
 def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped() -> None:
-    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0, "stopped": True}
-    worker = {"url": "http://a", "answered": True, "partitions": [], "handlers": [process]}
+    [worker] = worker_with(PROCESS | {"stopped": True})["workers"]
     silent = {"url": "http://b", "answered": False, "partitions": []}
     metrics = found(counted=True, emails=NOBODY) | {"workers": [worker, silent]}
 
@@ -228,33 +236,21 @@ def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped
 
 
 def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
-    process = {"group": "mail", "queues": ["emails"], "pid": 7, "blocked_seconds": 0.0}
-    workers = [
-        {"url": f"http://{name}", "answered": True, "partitions": [], "handlers": [process | {"quiet": name == "a"}]}
-        for name in ("a", "b")
-    ]
-    quiet, others = found(emails={}) | {"workers": workers}, found(emails={}) | {"workers": workers[1:]}
+    others = worker_with(PROCESS | {"quiet": False}, url="http://b")
+    quiet = others | {"workers": worker_with(PROCESS | {"quiet": True})["workers"] + others["workers"]}
 
-    checks = [
-        next(check for check in rows_and_alarms.checks(metrics, []) if "quiet" in check["what"])
-        for metrics in (quiet, others)
-    ]
+    checks = [check_of(metrics, "quiet") for metrics in (quiet, others)]
 
     assert rows_and_alarms.alarms(quiet) == ["Quiet workers, which take no more messages: http://a."]
     assert rows_and_alarms.alarms(others) == []
-    assert [(check["ok"], check["found"]) for check in checks] == [
-        (False, "http://a"),
-        (True, "none"),
-    ]
+    assert [(check["ok"], check["found"]) for check in checks] == [(False, "http://a"), (True, "none")]
 
 
 def test_messages_that_are_late_because_no_worker_ran_are_not_blamed_on_the_workers() -> None:
     part = {"partition": 0, "state": "owner", "alarm": None, "clock_jump_ms": 0, "quarantined": 0}
-    worker = {"url": "http://a", "answered": True, "handlers": [], "partitions": [part | {"lateness_p99_ms": 46_553}]}
 
-    checks = {check["what"]: check for check in rows_and_alarms.checks(found(emails={}) | {"workers": [worker]}, [])}
+    late = check_of(worker_with(partitions=[part | {"lateness_p99_ms": 46_553}]), "leases and delays expire on time")
 
-    late = checks["leases and delays expire on time"]
     assert (late["ok"], late["found"]) == (False, "99% within 46,553 ms")
     assert late["advice"].startswith("If no worker ran for a while, wait: this is of the last 10 min.")
 
@@ -273,8 +269,7 @@ def test_a_topic_that_was_created_again_is_an_alarm() -> None:
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 
-    [alarm] = rows_and_alarms.alarms(metrics)
-    [check] = [check for check in rows_and_alarms.checks(metrics, []) if "published handlers" in check["what"]]
+    [alarm], check = rows_and_alarms.alarms(metrics), check_of(metrics, "published handlers")
 
     assert alarm == (
         "Queue emails: no worker has run its handler mail.work:send for 7 min. Start a worker with the module mail.work"
@@ -282,7 +277,7 @@ def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_heal
         " `marq queue emails --forget`."
     )
     assert (check["ok"], check["found"]) == (False, "emails")
-    [check] = [check for check in rows_and_alarms.checks(found(emails={}), []) if "published handlers" in check["what"]]
+    check = check_of(found(emails={}), "published handlers")
     assert (check["ok"], check["found"]) == (True, "all do")
 
 
@@ -524,47 +519,42 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
     ]
 
 
-async def test_a_message_with_ordering_or_a_dispatched_one_can_not_be_released_by_an_operator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    states = {
-        "t/0/1": ("leased", 7),
-        "t/0/2": ("leased_in_order", 8),
-        "t/0/3": ("waiting_in_order", 0),
-        "t/0/4": ("dispatched", 9),
-    }
-    written: list[Release] = []
-
-    async def look(queue: str, place: str) -> Mapping[str, Any]:
-        state, holder = states[place]
-        return {"queue": queue, "state": state, "holder": holder, "place": place}
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> list[Release]:
+    """The releases that operators have written."""
+    releases: list[Release] = []
 
     async def write(_: Actor, batches: Sequence[Release]) -> None:
-        written.extend(batches)
+        releases.extend(batches)
 
     monkeypatch.setattr(Actor, "_write", write)
-    queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
-
-    assert await actor.release("emails", list(states)) == [True, False, False, False]
-    assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])]
+    return releases
 
 
-async def test_a_prefetched_message_of_an_at_most_once_queue_is_not_released_because_its_consumer_may_dispatch_it(
-    monkeypatch: pytest.MonkeyPatch,
+def actor_of(look: Callable[[str, str], Awaitable[Mapping[str, Any]]], **queues: Mapping[str, Any]) -> Actor:
+    """Return the actor of a namespace with these queues; ``look`` finds open messages by queue and id."""
+    return Actor(None, None, Mock(definitions=in_file(**queues), start=AsyncMock()), look, Mock(), Mock())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("delivery", "state", "holder", "released"),
+    [
+        ("at-least-once", "leased", 7, True),
+        ("at-least-once", "leased_in_order", 7, False),
+        ("at-least-once", "waiting_in_order", 0, False),
+        ("at-least-once", "dispatched", 7, False),
+        # Its consumer may dispatch it.
+        ("at-most-once", "leased", 7, False),
+    ],
+)
+async def test_an_operator_releases_a_message_only_if_that_repeats_no_dispatch_and_leaves_its_line_alone(
+    written: list[Release], delivery: str, state: str, holder: int, released: bool
 ) -> None:
     async def look(queue: str, place: str) -> Mapping[str, Any]:
-        return {"queue": queue, "state": "leased", "holder": 7, "place": place}
+        return {"queue": queue, "state": state, "holder": holder, "place": place}
 
-    definitions = Definitions()
-    definitions.fold(b"file:payments", {"delivery": "at-most-once"})
-    write = AsyncMock()
-    monkeypatch.setattr(Actor, "_write", write)
-    queues = Mock(definitions=definitions, start=AsyncMock())
-    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
-
-    assert await actor.release("payments", ["t/0/1"]) == [False]
-    write.assert_not_called()
+    assert await actor_of(look, emails={"delivery": delivery}).release("emails", ["t/0/1"]) == [released]
+    assert [(batch.holder, batch.offsets) for batch in written] == [(7, [1])] * released
 
 
 async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,8 +562,7 @@ async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(m
     monkeypatch.setattr("marq_worker.web.dashboard.actor.extent_now", extent_now)
     cluster = Mock(topics=AsyncMock(return_value=Topics(4, 4, 10_000, 10_000)))
     monkeypatch.setattr("marq_worker.web.dashboard.actor.cluster_of", lambda settings: cluster)
-    queues = Mock(definitions=Definitions(), start=AsyncMock())
-    actor = Actor(None, None, queues, AsyncMock(), Mock(), Mock())  # type: ignore[arg-type]
+    actor = actor_of(AsyncMock())
 
     with pytest.raises(MarqError, match="nothing was purged, because no worker reported on markers partition 1, 3"):
         await actor.extent("emails", {0: 1_000, 2: 1_000})
@@ -583,23 +572,14 @@ async def test_a_purge_is_refused_if_no_worker_reported_on_a_markers_partition(m
 
 @pytest.mark.parametrize(("queue", "released"), [("emails", {"emails": 7}), ("", {"emails": 7, "search": 8})])
 async def test_a_release_is_written_for_each_queue_that_is_meant(
-    monkeypatch: pytest.MonkeyPatch, queue: str, released: dict[str, int]
+    written: list[Release], queue: str, released: dict[str, int]
 ) -> None:
     holders = {"emails": 7, "search": 8}
-    written: list[Release] = []
 
     async def look(queue: str, place: str) -> Mapping[str, Any]:
         return {"queue": queue, "state": "leased", "holder": holders[queue], "place": "orders@aaaaaaaaaaaa/0/5"}
 
-    async def write(_: Actor, batches: Sequence[Release]) -> None:
-        written.extend(batches)
-
-    definitions = Definitions()
-    for name in holders:
-        definitions.fold(f"file:{name}".encode(), {"topic": "orders"})
-    queues = Mock(definitions=definitions, start=AsyncMock())
-    monkeypatch.setattr(Actor, "_write", write)
-    actor = Actor(None, None, queues, look, Mock(), Mock())  # type: ignore[arg-type]
+    actor = actor_of(look, emails={"topic": "orders"}, search={"topic": "orders"})
 
     assert await actor.release(queue, ["orders/0/5"]) == [True]
     assert {batch.queue: batch.holder for batch in written} == released
@@ -707,11 +687,6 @@ def test_a_form_that_means_nothing_or_everything_is_refused(form: dict[str, str]
 def test_ids_that_are_none_or_too_many_are_refused(ids: list[str]) -> None:
     with pytest.raises(ConfigError):
         read_ids(ids)
-
-
-def test_an_unknown_action_is_refused() -> None:
-    with pytest.raises(ConfigError, match="unknown action 'drop'"):
-        read_action("drop")
 
 
 @pytest.mark.parametrize("address", ["https://else.where/", "//else.where/", "/\\else.where", "x", "/a\r\nb: c", "//["])

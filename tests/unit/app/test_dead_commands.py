@@ -43,13 +43,6 @@ def test_options_are_read_as_filters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800), (" 3s ", 3)]
-)
-def test_an_age_has_a_unit_or_is_in_seconds(text: str, seconds: float) -> None:
-    assert read_filters(**{**NOTHING, "older": text})["older_than"] == seconds
-
-
-@pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"older": "soon"}, "--older soon: expected an age such as"),

@@ -19,6 +19,7 @@ from marq_worker.config.queues import QueuesFile
 from marq_worker.handlers.handler_groups import HandlerGroup, check_transactional, handler_groups
 from marq_worker.handlers.handlers_role import check, overridden, part_of_group, publication, unpublished
 from marq_worker.handlers.loaded_handlers import load_modules
+from tests.unit.app.definitions import defined
 
 MAIL = """
     import marq
@@ -37,13 +38,6 @@ def make_module(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ModuleType]:
         return module
 
     return make
-
-
-def defined(**layers: dict[str, Any]) -> Definitions:
-    definitions = Definitions()
-    for name, document in layers.items():
-        definitions.fold(name.replace("__", ":").encode(), document)
-    return definitions
 
 
 def checked(definitions: Definitions, own: dict[str, str] | None = None) -> None:

@@ -35,15 +35,10 @@ def group(name: str, *queues: str, concurrency: int = 64, topic: str | None = No
     return HandlerGroup(name, {queue: HandledQueue("mail:send", concurrency, topic) for queue in queues})
 
 
-def test_a_group_that_stays_as_it_is_keeps_its_process() -> None:
+def test_groups_that_come_and_go_start_and_stop_processes_and_one_that_stays_keeps_its_own() -> None:
     running = {"a": group("a", "emails")}
 
     assert changes(running, {"a": group("a", "emails")}) == ([], [])
-
-
-def test_groups_that_come_and_go_start_and_stop_processes() -> None:
-    running = {"a": group("a", "emails")}
-
     assert changes(running, {"b": group("b", "reports")}) == (["a"], ["b"])
     assert changes({}, running) == ([], ["a"])
     assert changes(running, {}) == (["a"], [])
@@ -65,43 +60,60 @@ def test_a_group_that_differs_gets_another_process(changed: HandlerGroup) -> Non
     assert changes(running, {**running, "a": changed}) == (["a"], ["a"])
 
 
-def test_the_pause_before_the_next_start_grows_up_to_a_limit() -> None:
+def test_the_pause_before_the_next_start_grows_up_to_a_limit_and_is_short_again_after_a_long_life() -> None:
     pauses = Pauses()
 
     found = [pauses.after(1.0) for _ in range(10)]
 
     assert found[:3] == [FIRST_PAUSE_S, FIRST_PAUSE_S * 2, FIRST_PAUSE_S * 4]
     assert found[-1] == MAX_PAUSE_S
+    assert [pauses.after(LONG_LIFE_S), pauses.after(1.0)] == [FIRST_PAUSE_S, FIRST_PAUSE_S * 2]
 
 
-def test_after_a_long_life_the_pause_is_short_again() -> None:
-    pauses = Pauses()
-    for _ in range(10):
-        pauses.after(1.0)
+class Supervised:
+    """The handler process of a worker, as its supervisor runs it."""
 
-    assert pauses.after(LONG_LIFE_S) == FIRST_PAUSE_S
-    assert pauses.after(1.0) == FIRST_PAUSE_S * 2
+    def __init__(self) -> None:
+        self._codes: asyncio.Queue[int] = asyncio.Queue()
+        self._started: list[HandlersProcesses] = []
+
+    async def start(self, program: str) -> HandlersProcesses:
+        """Start a supervisor that does not run the program yet."""
+        processes = HandlersProcesses(1, [sys.executable, "-c", program], self._codes.put_nowait)
+        self._started.append(processes)
+        await processes.start()
+        return processes
+
+    async def ends_worker(self, processes: HandlersProcesses) -> int:
+        """Run the program until the supervisor ends the worker; return the worker's exit code."""
+        processes.want({"a": group("a", "emails")})
+        return await asyncio.wait_for(self._codes.get(), 60)
+
+    async def stop(self) -> None:
+        for processes in self._started:
+            await processes.stop()
+
+
+@pytest.fixture
+async def supervised() -> AsyncIterator[Supervised]:
+    supervised = Supervised()
+    yield supervised
+    await supervised.stop()
 
 
 async def test_a_process_whose_instance_id_another_one_uses_ends_its_worker_and_is_not_started_again(
-    monkeypatch: pytest.MonkeyPatch,
+    supervised: Supervised,
 ) -> None:
-    ended = [sys.executable, "-c", f"raise SystemExit({EXIT_FENCED})"]
-    codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, ended, codes.put_nowait)
-    await processes.start()
+    processes = await supervised.start(f"raise SystemExit({EXIT_FENCED})")
 
-    processes.want({"a": group("a", "emails")})
-    async with asyncio.timeout(30):
-        code = await codes.get()
+    assert await supervised.ends_worker(processes) == EXIT_FENCED
+
     [metrics] = processes.metrics()
-    await processes.stop()
-
-    assert (code, metrics["starts"]) == (EXIT_FENCED, 1)
+    assert metrics["starts"] == 1
 
 
 async def test_a_process_is_restarted_although_a_process_that_it_forked_holds_its_reports_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervised: Supervised, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The forked process ends with the worker.
     program = f"""
@@ -115,42 +127,28 @@ if os.fork() == 0:
 """
     monkeypatch.setattr("marq_worker.handlers.supervisor.FIRST_PAUSE_S", 0.0)
     monkeypatch.setattr("marq_worker.handlers.supervisor.REPORTS_END_S", 0.01)
-    codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
-    await processes.start()
+    processes = await supervised.start(program)
 
-    processes.want({"a": group("a", "emails")})
-    try:
-        async with asyncio.timeout(30):
-            assert await codes.get() == EXIT_FENCED
-        [metrics] = processes.metrics()
-        assert metrics["starts"] == 2
-    finally:
-        await processes.stop()
+    assert await supervised.ends_worker(processes) == EXIT_FENCED
+
+    [metrics] = processes.metrics()
+    assert metrics["starts"] == 2
 
 
 async def test_an_unexpected_error_that_keeps_a_process_from_being_restarted_ends_the_worker(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def defect(_: object) -> str:
         raise ZeroDivisionError
 
     monkeypatch.setattr("marq_worker.handlers.supervisor._GroupProcess._run", defect)
-    codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, [], codes.put_nowait)
-    await processes.start()
 
-    processes.want({"a": group("a", "emails")})
-    async with asyncio.timeout(30):
-        code = await codes.get()
-    await processes.stop()
-
-    assert code == EXIT_STALLED
+    assert await supervised.ends_worker(await supervised.start("")) == EXIT_STALLED
     assert "task stopped after an unexpected error: handlers of group a" in caplog.text
 
 
 async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    supervised: Supervised, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("MARQ_PREFIX", raising=False)
@@ -160,69 +158,62 @@ async def test_a_process_has_the_settings_of_its_worker_even_if_the_files_have_c
 from marq_worker.config.settings import load_settings
 raise SystemExit({EXIT_FENCED} if load_settings().prefix == "shop" else 1)
 """
-    codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, [sys.executable, "-c", ask], codes.put_nowait)
-    await processes.start()
+    processes = await supervised.start(ask)
 
     project.write_text("[settings\n")
-    processes.want({"a": group("a", "emails")})
-    async with asyncio.timeout(30):
-        code = await codes.get()
-    await processes.stop()
 
-    assert code == EXIT_FENCED
+    assert await supervised.ends_worker(processes) == EXIT_FENCED
 
 
-async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+class Reporting:
+    """A process whose reports the test makes; None: it was silent."""
 
-    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
+    def __init__(self) -> None:
+        self.process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
+        self._told: asyncio.Queue[Mapping[str, Any] | None] = asyncio.Queue()
+
+    async def reports(self, pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
         while True:
-            yield await told.get()
-            told.task_done()
+            yield await self._told.get()
+            self._told.task_done()
 
-    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
-    process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
-    listening = asyncio.create_task(process._listen(0))
-
-    async def after(*reports: Mapping[str, Any] | None) -> tuple[float, str | None]:
+    async def after(self, *reports: Mapping[str, Any] | None) -> Mapping[str, Any]:
+        """Return the metrics of the process after these reports."""
         for report in reports:
-            told.put_nowait(report)
-        await told.join()
-        metrics = process.metrics()
+            self._told.put_nowait(report)
+        await self._told.join()
+        return self.process.metrics()
+
+
+@pytest.fixture
+async def reporting(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Reporting]:
+    reporting = Reporting()
+    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reporting.reports)
+    listening = asyncio.create_task(reporting.process._listen(0))
+    yield reporting
+    listening.cancel()
+
+
+async def test_a_blocked_process_stays_blocked_while_only_its_watchdog_reports(reporting: Reporting) -> None:
+    async def blocked_after(*reports: Mapping[str, Any] | None) -> tuple[float, str | None]:
+        metrics = await reporting.after(*reports)
         return metrics["blocked_seconds"], metrics["blocked_by"]
 
     handler = "handler mail:send of queue emails"
-    assert await after(None, {"partitions": 2, "blocked_by": None}) == (0.0, None)
-    assert await after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
-    assert await after({"partitions": 2, "blocked_by": None}) == (0.0, None)
-    listening.cancel()
+    assert await blocked_after(None, {"partitions": 2, "blocked_by": None}) == (0.0, None)
+    assert await blocked_after(None, {"blocked_by": handler}, None) == (2 * SILENCE_SECONDS, handler)
+    assert await blocked_after({"partitions": 2, "blocked_by": None}) == (0.0, None)
 
 
 async def test_a_process_reports_whether_it_is_quiet_which_it_is_as_soon_as_its_worker_is(
-    monkeypatch: pytest.MonkeyPatch,
+    reporting: Reporting,
 ) -> None:
-    told: asyncio.Queue[Mapping[str, Any]] = asyncio.Queue()
-
-    async def reports(pipe: int) -> AsyncIterator[Mapping[str, Any] | None]:
-        while True:
-            yield await told.get()
-            told.task_done()
-
-    monkeypatch.setattr("marq_worker.handlers.supervisor.reports", reports)
-    process = _GroupProcess(group("a", "emails"), [], {}, lambda code: None)
-    listening = asyncio.create_task(process._listen(0))
-    seen = [process.metrics()["quiet"]]
+    assert not (await reporting.after())["quiet"]
     # A signal of its own.
     for quiet in (True, False):
-        told.put_nowait({"partitions": 2, "quiet": quiet})
-        await told.join()
-        seen.append(process.metrics()["quiet"])
-    process.set_quiet(True)
-    seen.append(process.metrics()["quiet"])
-    listening.cancel()
-
-    assert seen == [False, True, False, True]
+        assert (await reporting.after({"partitions": 2, "quiet": quiet}))["quiet"] is quiet
+    reporting.process.set_quiet(True)
+    assert (await reporting.after())["quiet"]
 
 
 _ANSWERING = f"""
@@ -245,7 +236,7 @@ time.sleep(120)
 """
 
 
-async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProcesses:
+async def running(supervised: Supervised, program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProcesses:
     """Start a process that runs a program, and wait for its first report."""
     reported = asyncio.Event()
 
@@ -255,47 +246,43 @@ async def running(program: str, monkeypatch: pytest.MonkeyPatch) -> HandlersProc
             reported.set()
 
     monkeypatch.setattr("marq_worker.handlers.supervisor.reports", noted)
-    processes = HandlersProcesses(1, [sys.executable, "-c", program], lambda code: None)
-    await processes.start()
+    processes = await supervised.start(program)
     processes.want({"a": group("a", "emails")})
     await asyncio.wait_for(reported.wait(), 60)
     return processes
 
 
 async def test_a_process_tells_its_worker_what_its_handlers_do_and_cancels_one_of_them(
-    monkeypatch: pytest.MonkeyPatch,
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
-    processes = await running(_ANSWERING, monkeypatch)
-    try:
-        [told] = await processes.calls()
-        await processes.cancel("emails", "t/0/1", counted=True)
-        for identity, error, said in (
-            ("t/0/0", ConfigError, "its handler mail:send is a plain function, which runs in a thread"),
-            ("t/0/7", ConfigError, "no handler of this worker has it now"),
-            ("t/0/9", MarqError, "it is unknown whether its handler is cancelled"),
-        ):
-            with pytest.raises(error, match=said):
-                await processes.cancel("emails", identity, counted=False)
-        with pytest.raises(ConfigError, match="no handler of this worker has it now"):
-            await processes.cancel("reports", "t/0/1", counted=False)
-    finally:
-        await processes.stop()
+    processes = await running(supervised, _ANSWERING, monkeypatch)
+
+    [told] = await processes.calls()
+    await processes.cancel("emails", "t/0/1", counted=True)
+    for queue, identity, error, said in (
+        ("emails", "t/0/0", ConfigError, "its handler mail:send is a plain function, which runs in a thread"),
+        ("emails", "t/0/7", ConfigError, "no handler of this worker has it now"),
+        ("emails", "t/0/9", MarqError, "it is unknown whether its handler is cancelled"),
+        ("reports", "t/0/1", ConfigError, "no handler of this worker has it now"),
+    ):
+        with pytest.raises(error, match=said):
+            await processes.cancel(queue, identity, counted=False)
 
     assert told["group"] == "a"
     assert [call["id"] for call in told["calls"]] == ["t/0/0", "t/0/1", "t/0/2"]
 
 
-async def test_what_a_process_that_does_not_answer_runs_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_a_process_that_does_not_answer_runs_is_unknown(
+    supervised: Supervised, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.1)
     silent = _ANSWERING.replace("def answer(question):", "def answer(question):\n    time.sleep(120)")
-    processes = await running(silent, monkeypatch)
-    try:
-        assert await processes.calls() == [{"group": "a", "calls": None}]
-        with pytest.raises(MarqError, match="its process does not answer"):
-            await processes.cancel("emails", "t/0/1", counted=False)
-    finally:
-        await processes.stop()
+    processes = await running(supervised, silent, monkeypatch)
+
+    assert await processes.calls() == [{"group": "a", "calls": None}]
+    with pytest.raises(MarqError, match="its process does not answer"):
+        await processes.cancel("emails", "t/0/1", counted=False)
 
 
 async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -379,7 +366,7 @@ for _ in range(2):
 
 
 async def test_a_process_that_starts_while_its_worker_is_quiet_is_told_so_once_it_handles_signals(
-    monkeypatch: pytest.MonkeyPatch,
+    supervised: Supervised,
 ) -> None:
     program = f"""
 import json, os, signal
@@ -389,14 +376,8 @@ os.write(document["reports"], b"{{}}\\n")
 # Until the worker ends.
 os.read(document["pipe"], 1)
 """
-    codes: asyncio.Queue[int] = asyncio.Queue()
-    processes = HandlersProcesses(1, [sys.executable, "-c", program], codes.put_nowait)
-    await processes.start()
+    processes = await supervised.start(program)
 
     processes.set_quiet(True)
-    processes.want({"a": group("a", "emails")})
-    try:
-        async with asyncio.timeout(30):
-            assert await codes.get() == EXIT_FENCED
-    finally:
-        await processes.stop()
+
+    assert await supervised.ends_worker(processes) == EXIT_FENCED

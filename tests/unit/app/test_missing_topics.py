@@ -8,9 +8,9 @@ from unittest.mock import Mock
 
 import pytest
 
-from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.handlers.handlers_role import HandlersRole
+from tests.unit.app.definitions import in_file
 
 
 class Cluster:
@@ -26,9 +26,7 @@ class Cluster:
 
 
 def role(cluster: Cluster, **queues: Mapping[str, Any]) -> tuple[HandlersRole, Mock]:
-    definitions = Definitions()
-    for queue, document in queues.items():
-        definitions.fold(f"file:{queue}".encode(), {"handler": "some_module:handle", **document})
+    definitions = in_file(**{queue: {"handler": "some_module:handle", **own} for queue, own in queues.items()})
     processes = Mock()
     made = HandlersRole((), processes, cast("Any", Mock(definitions=definitions)), cluster.missing)
     return made, processes

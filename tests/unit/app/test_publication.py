@@ -16,6 +16,7 @@ from marq_worker.check.findings import Level
 from marq_worker.check.queues import judge_file, look_at_file
 from marq_worker.config.queues import QueuesFile
 from marq_worker.publication import check_topics, differences, publish
+from tests.unit.app.definitions import defined
 
 Document = Mapping[str, object]
 Schedules = Mapping[str, Document]
@@ -122,21 +123,19 @@ def test_a_later_project_does_not_change_the_defaults_of_queues_that_were_there_
     assert [later(queue).max_attempts for queue in ("emails", "unknown", "orders")] == [5, 5, 1]
 
 
-def test_a_queue_that_code_of_another_project_defines_is_refused() -> None:
-    known = Definitions()
-    known.fold(b"handler:emails", {"handler": "tasks:send", "project": "shop"})
-
-    with pytest.raises(ConfigError, match="queue 'emails' is defined by project 'shop' and by project 'billing'"):
-        differences(known, of("billing", emails={}))
-
-
+@pytest.mark.parametrize("key", [b"file:emails", b"handler:emails"])
 @pytest.mark.parametrize(
     ("second", "this"),
     [(of("billing", emails={}), "project 'billing'"), (file(emails={}), "this project, which has no name")],
 )
-def test_a_queue_of_another_project_is_refused_with_both_names_and_what_to_do(second: QueuesFile, this: str) -> None:
+def test_a_queue_of_another_project_is_refused_with_both_names_and_what_to_do(
+    key: bytes, second: QueuesFile, this: str
+) -> None:
+    known = Definitions()
+    known.fold(key, {"project": "shop"})
+
     with pytest.raises(ConfigError) as refused:
-        differences(after(of("shop", emails={})), second)
+        differences(known, second)
 
     text = str(refused.value)
     assert f"queue 'emails' is defined by project 'shop' and by {this}" in text
@@ -227,16 +226,13 @@ async def test_a_start_logs_what_it_publishes_and_not_what_it_removes_as_publish
 
 
 def test_what_others_said_is_left_alone() -> None:
-    known = Definitions()
-    known.fold(b"change:emails", {"lease": 1})
-    known.fold(b"handler:emails", {"handler": "m:f"})
+    known = defined(change__emails={"lease": 1}, handler__emails={"handler": "m:f"})
 
     assert differences(known, file()) == {}
 
 
 def test_two_queues_of_a_group_that_name_one_topic_are_refused_with_both_names() -> None:
-    known = Definitions()
-    known.fold(b"change:emails", {"topic": "orders", "group": "shop"})
+    known = defined(change__emails={"topic": "orders", "group": "shop"})
     mine = file(orders={"topic": "orders", "group": "shop"})
 
     with pytest.raises(ConfigError, match="queue 'emails': topic 'orders' is also that of queue 'orders' in the same"):

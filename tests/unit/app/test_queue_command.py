@@ -16,6 +16,7 @@ from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.names import Names
 from marq_worker.commands import queue as command
 from marq_worker.commands.queue import lines, read_changes
+from tests.unit.app.definitions import defined
 
 
 def test_values_are_written_as_in_queues_toml() -> None:
@@ -28,6 +29,10 @@ def test_values_are_written_as_in_queues_toml() -> None:
             "group=background",
             'topic="shop.orders"',
             "handler=shop.orders:handle",
+            "partitions=all",
+            "ordering=key",
+            'on_dead_letter="block"',
+            "start=latest",
         ],
         ["concurrency"],
     )
@@ -40,8 +45,13 @@ def test_values_are_written_as_in_queues_toml() -> None:
         "group": "background",
         "topic": "shop.orders",
         "handler": "shop.orders:handle",
+        "partitions": "all",
+        "ordering": "key",
+        "on_dead_letter": "block",
+        "start": "latest",
         "concurrency": None,
     }
+    assert read_changes(["partitions=2"], []) == {"partitions": 2}
 
 
 def test_durations_are_also_written_with_units() -> None:
@@ -72,9 +82,7 @@ def test_errors_and_breakers_can_be_set_too_and_read_as_they_are_written() -> No
         "breaker": {"window": 8},
         "backoff": [1, 5],
     }
-    definitions = Definitions()
-    definitions.fold(b"change:emails", changes)
-    shown = "\n".join(lines(queue_document("emails", definitions, Names())))
+    shown = "\n".join(lines(queue_document("emails", defined(change__emails=changes), Names())))
     assert '"unlimited"' in shown
     assert '{ "a.B" = { delays = [1, 5], jitter = false }, ValueError = "reject" }' in shown
     assert "{ failure_rate = 0.5, window = 8, reset_timeout = 30 }" in shown
@@ -132,11 +140,12 @@ def test_a_mistake_is_named(assignments: list[str], unset: list[str], said: str)
 
 
 def test_settings_are_shown_with_where_they_come_from() -> None:
-    definitions = Definitions()
-    definitions.fold(b"defaults", {"lease": 20})
-    definitions.fold(b"handler:emails", {"handler": "shop:send"})
-    definitions.fold(b"file:emails", {"group": "background"})
-    definitions.fold(b"change:emails", {"backoff": {"jitter": False}})
+    definitions = defined(
+        defaults={"lease": 20},
+        handler__emails={"handler": "shop:send"},
+        file__emails={"group": "background"},
+        change__emails={"backoff": {"jitter": False}},
+    )
 
     shown = queue_document("emails", definitions, Names())
 
@@ -192,20 +201,6 @@ def test_a_queue_on_few_partitions_is_shown_with_where_it_is_sent_and_read() -> 
     assert lines(moving)[1] == "  messages are sent to partitions 3, 7; still read in all"
     assert lines(moved)[1] == "  messages are sent to partitions 3, 7"
     assert moved["partitions"] == {"sent_to": (3, 7), "read": (3, 7)}
-
-
-def test_partitions_is_a_number_or_all() -> None:
-    assert read_changes(["partitions=2"], []) == {"partitions": 2}
-    assert read_changes(["partitions=all"], []) == {"partitions": "all"}
-
-
-def test_ordering_needs_no_quotes() -> None:
-    settings = ["ordering=key", "on_dead_letter=block", "start=latest"]
-
-    assert read_changes(settings, []) == {"ordering": "key", "on_dead_letter": "block", "start": "latest"}
-    assert read_changes(["ordering=none", 'on_dead_letter="continue"'], []) == {
-        "ordering": "none", "on_dead_letter": "continue",
-    }  # fmt: skip
 
 
 class TwoChanges:

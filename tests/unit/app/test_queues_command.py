@@ -10,7 +10,7 @@ import pytest
 
 from marq.kafka.inspector import Waiting
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions, layer_key
+from marq.settings.definitions import Definitions
 from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
 from marq_worker.commands.open_messages import OpenReport
 from marq_worker.commands.queues import _state, described
@@ -18,15 +18,9 @@ from marq_worker.commands.terminal import Alarm
 from marq_worker.web.dashboard.queries import DashboardQueries
 from marq_worker.web.dashboard.rows_and_alarms import queue_rows
 from marq_worker.web.partition_statistics import empty_metrics
+from tests.unit.app.definitions import in_file
 
 UNREAD = {"waiting": 3, "no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": NO_CONSUMER_S}
-
-
-def definitions(*queues: str, **settings: Any) -> Definitions:
-    found = Definitions()
-    for queue in queues:
-        found.fold(layer_key("file", queue), settings)
-    return found
 
 
 def row_of(told: OpenReport, known: Definitions, waiting: int = 0, lonely: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -65,7 +59,7 @@ def test_the_command_and_the_dashboard_say_the_same_state(
     [shown] = queue_rows(statistics, ["emails"], {"emails": settings})
     row = row_of(
         OpenReport({"emails": metrics}, removed_handlers=removed, open_breakers=opened),
-        definitions("emails", **settings),
+        in_file(emails=settings),
         int(metrics["waiting"]),
         ("emails",) if metrics.get("no_consumer_seconds") else (),
     )
@@ -98,10 +92,10 @@ async def test_an_unknown_queue_is_listed_only_while_it_has_messages_by_the_comm
         "backlog": {"counted": True, "complete": True},
     }
     client = ClientSettings.read("kafka:9092", {}, owner="test")
-    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: definitions("emails"), Mock())
+    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
     namespace._groups.names = AsyncMock(return_value=[client.names.group(queue) for queue in consumed])  # type: ignore[method-assign]
 
-    document = described(definitions("emails"), told, Waiting(), dead, ["emails", "typo"], (), consumed)
+    document = described(in_file(emails={}), told, Waiting(), dead, ["emails", "typo"], (), consumed)
     known = await namespace.known(statistics)
     rows = queue_rows(statistics, ["emails"], {}, dead, known)
 
@@ -119,7 +113,7 @@ async def test_the_dashboard_lists_all_queues_while_it_does_not_know_which_are_u
         "backlog": {"counted": broker_answers, "complete": not broker_answers},
     }
     client = ClientSettings.read("kafka:9092", {}, owner="test")
-    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: definitions("emails"), Mock())
+    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
     namespace._groups.names = AsyncMock(return_value=[] if broker_answers else None)  # type: ignore[method-assign]
 
     rows = queue_rows(statistics, ["emails"], {}, {}, await namespace.known(statistics))

@@ -60,7 +60,7 @@ def test_wide_characters_count_twice_and_what_moves_the_cursor_is_shown_as_no_ch
     lines, _ = rendered([("marq.messages/0/1", "字" * 40, "1", "a\x1b[2Jb\nc")], 60)
 
     assert len([line for line in lines if line]) == 3
-    assert "a�[2Jb�c" in lines[-1] or "�" in lines[-1]
+    assert "�" in lines[-1]
     assert "\x1b" not in "".join(lines)
 
 
@@ -74,7 +74,10 @@ def test_a_duration_has_at_most_two_units(duration_s: float, said: str) -> None:
 
 @pytest.mark.parametrize(
     ("typed", "found"),
-    [("90", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800), ("1h30m", 5_400), ("1d12h", 129_600), ("2m0.5s", 120.5)],
+    [
+        *(("90", 90), (" 90s ", 90), ("1.5m", 90), ("2h", 7_200), ("7d", 604_800)),
+        *(("1h30m", 5_400), ("1d12h", 129_600), ("2m0.5s", 120.5)),
+    ],
 )
 def test_a_duration_is_typed_with_a_unit(typed: str, found: float) -> None:
     assert seconds("--delay", typed) == found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 import pytest_asyncio
@@ -174,8 +175,10 @@ async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, m
     assert (await client.get("/", headers=TOKEN)).status == 200
 
 
-async def test_one_address_can_not_keep_the_server_busy() -> None:
-    guard = Guard(Credentials([], [], ""), requests=Rate(2, 0.01))
+@asynccontextmanager
+async def limited(credentials: Credentials) -> AsyncIterator[Client]:
+    """A client of a server that answers two requests of an address, and then one in 100 s."""
+    guard = Guard(credentials, requests=Rate(2, 0.01))
     app = Application()
 
     async def handle(request: Request) -> Response:
@@ -183,6 +186,11 @@ async def test_one_address_can_not_keep_the_server_busy() -> None:
 
     app.router.add_get("/", handle)
     async with TestClient(TestServer(app)) as client:
+        yield client
+
+
+async def test_one_address_can_not_keep_the_server_busy() -> None:
+    async with limited(Credentials([], [], "")) as client:
         answers = [await client.get("/") for _ in range(3)]
 
     assert [answer.status for answer in answers] == [200, 200, 429]
@@ -192,17 +200,11 @@ async def test_one_address_can_not_keep_the_server_busy() -> None:
 @pytest.mark.usefixtures("guarded")
 async def test_other_workers_are_not_slowed_down_and_do_not_slow_down_visitors_of_their_address() -> None:
     credentials = Credentials.of(load_settings())
-    guard = Guard(credentials, requests=Rate(2, 0.01))
-    app = Application()
-
-    async def handle(request: Request) -> Response:
-        return await guard.handle(request, page)  # type: ignore[return-value]
 
     async def statuses(authorization: str, count: int) -> list[int]:
         return [(await client.get("/", headers={"Authorization": authorization})).status for _ in range(count)]
 
-    app.router.add_get("/", handle)
-    async with TestClient(TestServer(app)) as client:
+    async with limited(credentials) as client:
         assert await statuses(f"Bearer {credentials.peer_token}", 5) == [200] * 5
         assert await statuses(TOKEN["Authorization"], 3) == [200, 200, 429]
         for wrong in (f"Bearer {credentials.peer_token}x", "Bearer ", "", "\N{LATIN SMALL LETTER O WITH DIAERESIS}"):

@@ -72,9 +72,14 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, said: str)
 MIXED = '[queues.a]\ngroup = "g"\nhandler = "m:f"\n[queues.b]\ngroup = "g"\n[queues.c]\n'
 
 
-def test_a_group_that_workers_and_consumers_would_share_is_refused_and_both_sides_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="group 'g': queue 'a' has a handler and queue 'b' has none"):
-        load_queues(write(tmp_path, MIXED))
+@pytest.mark.parametrize(
+    ("text", "group"), [(MIXED, "g"), ('[queues.a]\nhandler = "m:f"\n[queues.b]\ngroup = "handlers"\n', "handlers")]
+)
+def test_a_group_that_workers_and_consumers_would_share_is_refused_and_both_sides_are_named(
+    tmp_path: Path, text: str, group: str
+) -> None:
+    with pytest.raises(ConfigError, match=f"group '{group}': queue 'a' has a handler and queue 'b' has none"):
+        load_queues(write(tmp_path, text))
 
 
 def test_a_handler_in_code_counts(tmp_path: Path) -> None:
@@ -83,13 +88,6 @@ def test_a_handler_in_code_counts(tmp_path: Path) -> None:
     assert load_queues(path, ["b"]).definitions.queues_of("g") == ["a", "b"]
     # Where the handlers are not known.
     assert load_queues(path, None).definitions.queues_of("g") == ["a", "b"]
-
-
-def test_the_group_of_handlers_is_no_exception(tmp_path: Path) -> None:
-    path = write(tmp_path, '[queues.a]\nhandler = "m:f"\n[queues.b]\ngroup = "handlers"\n')
-
-    with pytest.raises(ConfigError, match="group 'handlers': queue 'a' has a handler and queue 'b' has none"):
-        load_queues(path)
 
 
 @pytest.mark.parametrize(

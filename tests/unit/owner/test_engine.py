@@ -15,6 +15,7 @@ from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
 from marq.owner import engine as module
 from marq.owner.engine import OwnerEngine, PositionLost, Step, find_payloads
+from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
@@ -87,6 +88,23 @@ class Life:
             self.engine.committed(write, self.now_ms, len(self.log) - 1)
         return written
 
+    def tick(self, after_ms: int = 0) -> None:
+        """Let the owner write the TICK that is due, and read it back."""
+        self.now_ms += after_ms
+        tick = self.engine.next_write(self.now_ms)
+        assert tick is not None
+        self.append(*tick.markers)
+        self.engine.committed(tick, self.now_ms)
+
+    def writes(self) -> list[OwnerTransaction]:
+        """Let the owner commit all that is due, and return it."""
+        writes = []
+        while (write := self.engine.next_write(self.now_ms)) is not None:
+            writes.append(write)
+            assert self.engine.unsent
+            self.engine.committed(write, self.now_ms)
+        return writes
+
 
 def acquire(count: int, value: bytes = b"value") -> Acquire:
     return Acquire("q", 9, MESSAGES, range(count), LEASE_MS, 0, Columns(b"q", [0] * count, [value] * count))
@@ -94,6 +112,13 @@ def acquire(count: int, value: bytes = b"value") -> Acquire:
 
 def acquire_at(offset: int, value: bytes) -> Acquire:
     return Acquire("q", 9, MESSAGES, [offset], LEASE_MS, offset, Columns(b"q", [0], [value]))
+
+
+def due(life: Life, batch: Acquire) -> None:
+    """Let some messages become due, with the TICK that says so read back."""
+    life.turn()
+    life.append(batch)
+    life.tick(after_ms=2 * LEASE_MS)
 
 
 @pytest.fixture
@@ -116,19 +141,9 @@ def test_nothing_is_fired_before_the_own_tick_was_read_back(life: Life) -> None:
 )
 def test_what_is_due_is_shared_out_to_transactions(life: Life, value_bytes: int, shares: list[int]) -> None:
     """Else those of large messages would take gigabytes."""
-    life.turn()
-    life.append(acquire(2_500, b"x" * value_bytes))
-    life.now_ms += 2 * LEASE_MS
-    tick = life.engine.next_write(life.now_ms)
-    assert tick is not None
-    life.append(*tick.markers)
-    life.engine.committed(tick, life.now_ms)
+    due(life, acquire(2_500, b"x" * value_bytes))
 
-    writes = []
-    while (write := life.engine.next_write(life.now_ms)) is not None:
-        writes.append(write)
-        assert life.engine.unsent
-        life.engine.committed(write, life.now_ms)
+    writes = life.writes()
 
     assert [len(write.due) for write in writes] == shares
     assert [fire.offset for write in writes for fire, _ in write.due] == list(range(2_500))
@@ -142,13 +157,11 @@ def test_a_transaction_exceeds_its_bytes_by_one_message_at_most(life: Life, larg
     values, headers = (
         ([content] * 40, None) if large == "value" else ([b""] * 40, [encode_headers([("h", content)])] * 40)
     )
-    due(life, 40, Columns(b"q", [0] * 40, values, headers=headers))
+    payloads = Columns(b"q", [0] * 40, values, headers=headers)
+    due(life, dataclasses.replace(acquire(40), payloads=payloads))
     life.engine.committed(life.engine.rows(), life.now_ms)
 
-    writes = []
-    while (write := life.engine.next_write(life.now_ms)) is not None:
-        writes.append(write)
-        life.engine.committed(write, life.now_ms)
+    writes = life.writes()
 
     assert [len(write.due) for write in writes] == [5] * 8
     assert [fire.offset for write in writes for fire, _ in write.due] == list(range(40))
@@ -158,7 +171,7 @@ def test_a_transaction_exceeds_its_bytes_by_one_message_at_most(life: Life, larg
 
 def test_large_messages_behind_many_small_ones_are_left_for_the_next_transaction(life: Life) -> None:
     sizes = [10] * 60 + [900_000] * 10
-    due(life, 70, Columns(b"q", [0] * 70, [b"x" * size for size in sizes]))
+    due(life, dataclasses.replace(acquire(70), payloads=Columns(b"q", [0] * 70, [b"x" * size for size in sizes])))
 
     write = life.engine.next_write(life.now_ms)
 
@@ -167,22 +180,11 @@ def test_large_messages_behind_many_small_ones_are_left_for_the_next_transaction
     assert life.engine.unsent
 
 
-def due(life: Life, count: int, payloads: Columns | None = None) -> None:
-    """Let some messages become due, with the TICK that says so read back."""
-    life.turn()
-    life.append(acquire(count) if payloads is None else dataclasses.replace(acquire(count), payloads=payloads))
-    life.now_ms += 2 * LEASE_MS
-    tick = life.engine.next_write(life.now_ms)
-    assert tick is not None
-    life.append(*tick.markers)
-    life.engine.committed(tick, life.now_ms)
-
-
 def test_of_a_transaction_that_is_refused_for_its_size_each_copy_goes_alone_and_one_becomes_a_dead_letter(
     life: Life,
 ) -> None:
     """Sent again and again, it would hold up all other queues of the partition."""
-    due(life, 2)
+    due(life, acquire(2))
     engine, sent = life.engine, []
 
     while (write := engine.next_write(life.now_ms)) is not None:
@@ -197,7 +199,7 @@ def test_of_a_transaction_that_is_refused_for_its_size_each_copy_goes_alone_and_
 
 
 def test_a_dead_letter_that_is_too_large_loses_its_value_and_is_not_retried_forever(life: Life) -> None:
-    due(life, 1)
+    due(life, acquire(1))
     refused, values = [], []
     for _ in range(3):
         write = life.engine.next_write(life.now_ms)
@@ -216,10 +218,7 @@ def test_a_dead_letter_that_is_too_large_loses_its_traceback_before_its_value(li
     life.append(acquire(1))
     life.now_ms += LEASE_MS // 2
     life.append(Reject("q", 9, MESSAGES, [0], [with_traceback("boom", "Traceback: in bill")]))
-    tick = life.engine.next_write(life.now_ms)
-    assert tick is not None
-    life.append(*tick.markers)
-    life.engine.committed(tick, life.now_ms)
+    life.tick()
     first = life.engine.next_write(life.now_ms)
     assert first is not None
 

@@ -73,6 +73,8 @@ GOOD = {
     "a number with 38 digits": attribute("Number", StringValue="-1" + "0" * 37),
     "a number with an exponent": attribute("Number.float", StringValue="+1.5E-128"),
     "binary": attribute("Binary", BinaryValue=b"\x00"),
+    "binary with labels": attribute("Binary.a.b", BinaryValue=b"\x00"),
+    "binary with a long label": attribute("Binary." + "x" * 249, BinaryValue=b"\x00"),
     "empty lists": attribute("String", StringValue="x", StringListValues=[], BinaryListValues=[]),
     "a trace": sent(MessageSystemAttributes={"AWSTraceHeader": {"DataType": "String", "StringValue": "Root=1"}}),
     "ten entries": batch(*(entry(f"id_-{n}") for n in range(10))),
@@ -136,8 +138,12 @@ BAD = {
         for name in ("", ".a", "a.", "a..b", "a b", "ü", "AWS.a", "aws.a", "Amazon.a", "a" * 257, "a\n")
     },
     **{
-        f"the type {data_type[:20]!r}": (attribute(data_type, StringValue="x", BinaryValue=b"x"), INVALID)
-        for data_type in ("", "string", "Text", "String.", "String", "Binary", "String." + "x" * 250)
+        f"the type {data_type[:20]!r}": (attribute(data_type, StringValue="x"), INVALID)
+        for data_type in ("", "string", "Strings", "Text", ".x", "String.", "String.\x00", "String." + "x" * 250)
+    },
+    **{
+        f"{data_type} with two values": (attribute(data_type, StringValue="x", BinaryValue=b"x"), INVALID)
+        for data_type in ("String", "Binary")
     },
     "a string without a value": (attribute("String"), INVALID),
     "an empty string": (attribute("String", StringValue=""), INVALID),

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from marq.client.message_checks import check_headers
 from marq_worker.sqs.message_attributes import (
     TYPES_HEADER,
-    base_type,
     from_headers,
     md5_of_attributes,
     md5_of_body,
@@ -84,26 +83,6 @@ def test_the_order_of_attributes_does_not_change_the_sum(attributes: dict[str, d
     random.shuffle(names)
 
     assert md5_of_attributes({name: attributes[name] for name in names}) == md5_of_attributes(attributes)
-
-
-@pytest.mark.parametrize(
-    ("data_type", "base"),
-    [
-        ("String", "String"),
-        ("Number.int", "Number"),
-        ("Binary.a.b", "Binary"),
-        ("Binary." + "x" * 249, "Binary"),
-        ("Binary." + "x" * 250, ""),
-        ("String.", ""),
-        ("string", ""),
-        ("Strings", ""),
-        ("String.\x00", ""),
-        ("", ""),
-        (".x", ""),
-    ],
-)
-def test_a_data_type_is_one_of_three_with_or_without_a_label(data_type: str, base: str) -> None:
-    assert base_type(data_type) == base
 
 
 # --- selection --------------------------------------------------------------------------------------------------------

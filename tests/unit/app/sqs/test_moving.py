@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-import marq.queues.following
 from marq.client.message_token import Token
 from marq.queues.queues import Queues
+from marq.testing import Broker
 from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.sqs import moving
@@ -25,7 +25,6 @@ from marq_worker.sqs.receive_limits import OldMessages
 from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, QueueTasks
-from tests.unit.client.test_queues import ListLog
 
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
 NOW_MS = round(time.time() * 1000)
@@ -134,12 +133,8 @@ class Rig:
 
 @pytest.fixture
 async def rig(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
-    log = ListLog()
-    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
-    async with Queues("none:1") as queues:
-        for name in ("dead", "emails", "bills"):
-            await queues.change(name, lease=LEASE_S)
-        yield Rig(queues, monkeypatch)
+    async with Broker(queues={name: {"lease": LEASE_S} for name in ("dead", "emails", "bills")}) as broker:
+        yield Rig(broker.queues, monkeypatch)
 
 
 async def test_each_message_returns_to_its_queue_and_is_acknowledged_after_it_was_sent(rig: Rig) -> None:

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-import marq.queues.following
-from marq.queues.queues import Queues
+from marq.testing import Broker
 from marq_worker.sqs.access_keys import Grant, Key
 from marq_worker.sqs.aws_json import Call
 from marq_worker.sqs.counts import MessageCounts
@@ -17,26 +16,23 @@ from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.operations import Operations
 from marq_worker.sqs.queue_operations import QueueOperations
 from marq_worker.sqs.sqs_queues import Directory
-from tests.unit.client.test_queues import ListLog
 
 URL = "http://127.0.0.1:9324"
 REDRIVE = '{"deadLetterTargetArn": "arn:aws:sqs:us-east-1:000000000000:dead", "maxReceiveCount": 3}'
 
 
 @pytest.fixture
-async def operations(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Operations]:
-    log = ListLog()
-    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
-    async with Queues("none:1") as queues:
-        directory = Directory(queues, 1_000_000)
+async def operations() -> AsyncIterator[Operations]:
+    async with Broker() as broker:
+        directory = Directory(broker.queues, 1_000_000)
         unused: Any = None
         await directory.create("dead", {}, {})
         for name in ("orders-a", "orders-b", "secret"):
             await directory.create(name, {"RedrivePolicy": REDRIVE}, {})
         yield Operations(
-            QueueOperations(queues, directory, unused, unused, unused, no_messages),
+            QueueOperations(broker.queues, directory, unused, unused, unused, no_messages),
             unused,
-            MoveOperations(queues, directory, unused, unused, unused),
+            MoveOperations(broker.queues, directory, unused, unused, unused),
             directory,
             1_000_000,
         )

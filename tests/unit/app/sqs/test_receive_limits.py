@@ -69,6 +69,18 @@ class Rig:
             limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 
+    async def end(self, *messages: SqsDelivery) -> None:
+        """End these messages as their limits say, and wait until all is done."""
+        await self.limits.end("emails", self.limits.divide(list(messages), self.attributes))
+        await self.limits.stop()
+
+    async def receive(self, wait_s: int = 0, **parameters: int) -> list[str]:
+        """Receive up to ten messages; return their ids."""
+        parameters = {"MaxNumberOfMessages": 10, "WaitTimeSeconds": wait_s, **parameters}
+        async with asyncio.timeout(LIMIT_S):
+            answer = await self.operations.receive("emails", parameters)
+        return [entry["MessageId"] for entry in answer.get("Messages", [])]
+
     # The receiver.
     def of(self, queue: str) -> Rig:
         return self
@@ -137,8 +149,7 @@ async def test_a_message_whose_lease_has_ended_is_not_moved_because_another_poll
     rig = Rig()
     ended = message(1)._replace(until_s=time.monotonic() - 1)
 
-    await rig.limits.end("emails", rig.limits.divide([ended, message(2)], ATTRIBUTES))
-    await rig.limits.stop()
+    await rig.end(ended, message(2))
 
     assert rig.log == ["moved 2", "acked 2"]
 
@@ -186,8 +197,7 @@ async def test_short_leases_are_extended_before_messages_are_moved() -> None:
     rig = Rig()
     rig.attributes = replace(ATTRIBUTES, visibility_timeout_s=1)
 
-    await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], rig.attributes))
-    await rig.limits.stop()
+    await rig.end(message(1), message(2))
 
     leased = [f"leased {number} for {LEAST_LEASE_S * 1000}" for number in (1, 2)]
     assert rig.log == [*leased, "moved 1", "acked 1", "moved 2", "acked 2"]
@@ -219,15 +229,12 @@ async def test_a_slow_dead_letter_queue_does_not_hold_up_the_other_messages_of_p
     rig.gate.clear()
     rig.polls = [[message(1), message(2, attempt=1)], [message(3), message(4, attempt=1)]]
 
-    async with asyncio.timeout(LIMIT_S):
-        answers = [await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) for _ in range(2)]
-    ids = [[entry["MessageId"] for entry in answer["Messages"]] for answer in answers]
-    assert ids == [["marq.messages/0/2"], ["marq.messages/0/4"]]
+    assert [await rig.receive() for _ in range(2)] == [["marq.messages/0/2"], ["marq.messages/0/4"]]
     rig.gate.set()
     await asyncio.wait(rig.limits._ending)
     assert rig.log == ["moved 1", "acked 1"]
     rig.polls = [[message(3)]]
-    assert await rig.operations.receive("emails", {"MaxNumberOfMessages": 10}) == {}
+    assert await rig.receive() == []
     await rig.limits.stop()
     assert rig.log == ["moved 1", "acked 1", "moved 3", "acked 3"]
 
@@ -237,10 +244,7 @@ async def test_a_poll_gets_messages_that_follow_dead_ones_while_these_are_moved(
     rig.gate.clear()
     rig.polls = [[message(1)], [message(2, attempt=1)]]
 
-    async with asyncio.timeout(LIMIT_S):
-        answer = await rig.operations.receive("emails", {"WaitTimeSeconds": 20})
-
-    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
+    assert await rig.receive(wait_s=20) == ["marq.messages/0/2"]
     rig.gate.set()
     await rig.limits.stop()
     assert rig.log == ["moved 1", "acked 1"]
@@ -268,10 +272,8 @@ async def test_a_message_that_can_t_be_moved_does_not_hold_up_the_others(error: 
     """It is tried again after its visibility timeout. Without a broker, the others would only wait, too."""
     rig = Rig()
     rig.errors[1] = error
-    divided = rig.limits.divide([message(1), message(2)], ATTRIBUTES)
 
-    await rig.limits.end("emails", divided)
-    await rig.limits.stop()
+    await rig.end(message(1), message(2))
 
     assert rig.log == moved
 
@@ -285,8 +287,7 @@ async def test_a_message_that_can_never_be_moved_is_delivered_as_without_a_redri
     rig = Rig()
     rig.limits._clock = lambda: now_s
     rig.errors[1] = error
-    await rig.limits.end("emails", rig.limits.divide([message(1), message(2)], ATTRIBUTES))
-    await rig.limits.stop()
+    await rig.end(message(1), message(2))
     assert rig.log == ["released 1 counted=False", "moved 2", "acked 2"]
     assert [str(error) in text for text in caplog.messages] == [True]
 
@@ -300,9 +301,7 @@ async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() 
     rig = Rig()
     rig.always = message(1, available_ms=OLD_MS)
 
-    async with asyncio.timeout(LIMIT_S):
-        assert await rig.operations.receive("emails", {"WaitTimeSeconds": 0}) == {}
-
+    assert await rig.receive() == []
     assert rig.log
 
 
@@ -320,9 +319,7 @@ async def test_a_poll_returns_no_message_whose_lease_ended_while_its_timeout_was
     clocked.polls = [[message(1, attempt=1)._replace(until_s=3.0), message(2, attempt=1)._replace(until_s=3.1)]]
     clocked.renewal_s = 3.0
 
-    answer = await clocked.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
-
-    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
+    assert await clocked.receive(VisibilityTimeout=600) == ["marq.messages/0/2"]
     assert clocked.log == ["leased 1 for 600000", "leased 2 for 600000", "released 1"]
 
 
@@ -330,11 +327,10 @@ async def test_a_timeout_that_was_over_before_it_was_durable_counts_as_ended(clo
     clocked.polls = [[message(1, attempt=1)], [], [message(2, attempt=1)]]
     clocked.renewal_s = 1.0
 
-    assert await clocked.operations.receive("emails", {"VisibilityTimeout": 1}) == {}
+    assert await clocked.receive(VisibilityTimeout=1) == []
     assert clocked.log == ["leased 1 for 1000", "released 1"]
     # This client wants it visible at once.
-    answer = await clocked.operations.receive("emails", {"VisibilityTimeout": 0})
-    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/2"]
+    assert await clocked.receive(VisibilityTimeout=0) == ["marq.messages/0/2"]
 
 
 async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_timeout_was_changed() -> None:
@@ -343,7 +339,5 @@ async def test_a_poll_goes_on_if_the_lease_of_a_fifo_message_ended_before_its_ti
     rig.polls = [[message(1, attempt=1), message(2, attempt=1)], [message(3, attempt=1)]]
     rig.refusals = [SqsError("MessageNotInflight", "the visibility timeout of this delivery is over")]
 
-    answer = await rig.operations.receive("emails", {"MaxNumberOfMessages": 10, "VisibilityTimeout": 600})
-
-    assert [entry["MessageId"] for entry in answer["Messages"]] == ["marq.messages/0/3"]
+    assert await rig.receive(VisibilityTimeout=600) == ["marq.messages/0/3"]
     assert rig.log == ["released 1", "released 2", "leased 3 for 600000"]

@@ -51,6 +51,7 @@ def signed(
     headers: Mapping[str, str] = HEADERS,
     body: bytes = BODY,
     *,
+    access_key: str = ACCESS_KEY,
     secret: str = SECRET,
     token: str | None = None,
     service: str = "sqs",
@@ -60,7 +61,7 @@ def signed(
 ) -> Request:
     request = AWSRequest("POST", url, headers=dict(headers), data=body)
     request.context.update(context or {})
-    signer(Credentials(ACCESS_KEY, secret, token), service, region).add_auth(request)
+    signer(Credentials(access_key, secret, token), service, region).add_auth(request)
     parts = urlsplit(request.url)
     return Request("POST", parts.path, parts.query, dict(request.headers.items()), body)
 
@@ -300,63 +301,59 @@ def test_a_captured_request_with_a_signed_digest_cannot_carry_another_body() -> 
     assert "is not the SHA-256 of the body" in message
 
 
-def test_a_payload_that_is_not_signed_is_refused() -> None:
-    # botocore signs payloads over plain HTTP in any case.
-    request = signed("https://queues.example:9324/", context={"payload_signing_enabled": False})
-    assert request.headers["X-Amz-Content-SHA256"] == "UNSIGNED-PAYLOAD"
+class UnsignedPayload(SigV4Auth):
+    def payload(self, request: AWSRequest) -> str:
+        return "UNSIGNED-PAYLOAD"
+
+
+# botocore signs payloads over plain HTTP in any case.
+UNSIGNED = {"url": "https://queues.example:9324/", "context": {"payload_signing_enabled": False}}
+
+
+@pytest.mark.parametrize(
+    ("options", "digest", "said"),
+    [
+        (UNSIGNED, "UNSIGNED-PAYLOAD", "configure the client to sign payloads"),
+        ({"signer": UnsignedPayload}, None, "does not match the request"),
+    ],
+    ids=["said by a header", "not said"],
+)
+def test_a_payload_that_is_not_signed_is_refused(options: dict[str, Any], digest: str | None, said: str) -> None:
+    request = signed(**options)
+    assert request.headers.get("X-Amz-Content-SHA256") == digest
 
     shape, message = refused(request)
 
     assert shape == "SignatureDoesNotMatch"
-    assert "configure the client to sign payloads" in message
-
-
-def test_an_unsigned_payload_that_names_no_digest_is_refused() -> None:
-    class Unsigned(SigV4Auth):
-        def payload(self, request: AWSRequest) -> str:
-            return "UNSIGNED-PAYLOAD"
-
-    assert refused(signed(signer=Unsigned))[0] == "SignatureDoesNotMatch"
+    assert said in message
 
 
 # --- keys, and requests without a signature ---------------------------------------------------------------------------
 
 
-def test_a_wrong_secret_does_not_match() -> None:
-    shape, message = refused(signed(secret="wrong" * 8))
+@pytest.mark.parametrize(
+    ("options", "shape", "said"),
+    [
+        ({"secret": "wrong" * 8}, "SignatureDoesNotMatch", "check the client's secret key"),
+        ({"service": "sns"}, "SignatureDoesNotMatch", "scoped to another service"),
+        ({"token": "session"}, "InvalidClientTokenId", "session tokens are not supported"),
+        ({"access_key": "UNKNOWN"}, "InvalidClientTokenId", "the access key is unknown"),
+        # A presigned address.
+        (
+            {"signer": SigV4QueryAuth, "headers": {"Host": "queues.example:9324"}, "body": b""},
+            "MissingAuthenticationToken",
+            "",
+        ),
+    ],
+)
+def test_a_request_that_no_key_has_signed_is_refused_with_the_reason(
+    options: dict[str, Any], shape: str, said: str
+) -> None:
+    found, message = refused(signed(**options))
 
-    assert shape == "SignatureDoesNotMatch"
-    assert "check the client's secret key" in message
+    assert found == shape
+    assert said in message
     assert SECRET not in message
-
-
-def test_an_unknown_key_is_refused_as_such() -> None:
-    assert refused(signed(), Verifier({}, time.time))[0] == "InvalidClientTokenId"
-
-
-def test_a_session_token_is_refused() -> None:
-    shape, message = refused(signed(token="session"))
-
-    assert shape == "InvalidClientTokenId"
-    assert "session tokens are not supported" in message
-
-
-def test_a_credential_for_another_service_is_refused() -> None:
-    shape, message = refused(signed(service="sns"))
-
-    assert shape == "SignatureDoesNotMatch"
-    assert "scoped to another service" in message
-
-
-def test_a_request_without_authorization_is_not_signed() -> None:
-    assert refused(signed().with_headers(authorization=None))[0] == "MissingAuthenticationToken"
-
-
-def test_a_presigned_address_is_not_accepted() -> None:
-    request = signed(signer=SigV4QueryAuth, headers={"Host": "queues.example:9324"}, body=b"")
-    assert "X-Amz-Signature" in request.query
-
-    assert refused(request)[0] == "MissingAuthenticationToken"
 
 
 @pytest.mark.parametrize(

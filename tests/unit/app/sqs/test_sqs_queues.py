@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
 
 import pytest
 
-import marq.queues.following
 from marq.queues.queues import Queues
-from marq.settings.definitions import Definitions, layer_key, sqs_key
+from marq.settings.definitions import layer_key, sqs_key
 from marq.settings.queue import UNLIMITED
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.call_limits import MAX_TAGS
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.sqs_queues import DELETED_S, Directory
-from tests.unit.client.test_queues import ListLog
+from tests.unit.app.sqs.conftest import EmptyQueues
 
 MAXIMUM_BYTES = 1_000_000
 ARN = "arn:aws:sqs:us-east-1:000000000000:"
@@ -26,35 +24,12 @@ MIXED = {"VisibilityTimeout": "0", "DelaySeconds": "5", "MessageRetentionPeriod"
 FIFO = {"FifoQueue": "true", "ContentBasedDeduplication": "true", "VisibilityTimeout": "7", "DelaySeconds": "5"}
 
 
-class EmptyQueues(ListLog):
-    #: A write that contains this key fails once.
-    refused: bytes | None = None
-
-    async def write(self, records: Mapping[bytes, bytes | None]) -> dict[bytes, int]:
-        if self.refused in records:
-            self.refused = None
-            raise BrokerUnavailable("away")
-        return await super().write(records)
-
-    async def messages_of(self, queue: str, definitions: Definitions) -> str:
-        return ""
-
-
 @pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> EmptyQueues:
-    log = EmptyQueues()
-    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: log)
-    return log
+def directory(queues: Queues) -> Directory:
+    return Directory(queues, MAXIMUM_BYTES)
 
 
-@pytest.fixture
-async def queues(log: EmptyQueues) -> AsyncIterator[Queues]:
-    async with Queues("none:1") as queues:
-        yield queues
-
-
-async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(queues: Queues) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(directory: Directory) -> None:
     for _ in range(2):
         await directory.create("emails", {"MaximumMessageSize": "1048576"}, {})
 
@@ -67,8 +42,7 @@ async def test_creating_a_queue_again_with_the_largest_size_changes_nothing(queu
             await directory.create("others", {"MaximumMessageSize": size}, {})
 
 
-async def test_a_queue_without_a_size_of_its_own_has_what_kafka_accepts(queues: Queues) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_queue_without_a_size_of_its_own_has_what_kafka_accepts(directory: Directory) -> None:
     await directory.create("emails", {}, {})
 
     await directory.create("emails", {"MaximumMessageSize": "1048576"}, {})
@@ -78,8 +52,7 @@ async def test_a_queue_without_a_size_of_its_own_has_what_kafka_accepts(queues: 
         await directory.create("emails", {"MaximumMessageSize": str(MAXIMUM_BYTES - 1)}, {})
 
 
-async def test_a_size_above_what_kafka_accepts_is_reported_as_it_was_set(queues: Queues) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_size_above_what_kafka_accepts_is_reported_as_it_was_set(directory: Directory) -> None:
     await directory.create("emails", {}, {})
 
     await directory.set_attributes("emails", {"MaximumMessageSize": "1048576"})
@@ -87,9 +60,10 @@ async def test_a_size_above_what_kafka_accepts_is_reported_as_it_was_set(queues:
     assert directory.get("emails").attributes.to_attributes()["MaximumMessageSize"] == "1048576"
 
 
-async def test_only_queues_that_clients_created_or_whose_retention_they_set_have_one(queues: Queues) -> None:
+async def test_only_queues_that_clients_created_or_whose_retention_they_set_have_one(
+    directory: Directory, queues: Queues
+) -> None:
     """SQS's default would end messages of other queues days before Kafka's retention does."""
-    directory = Directory(queues, MAXIMUM_BYTES)
     await queues.change("defined", lease=60)
     await queues.change("set", lease=60)
     await directory.create("created", {}, {})
@@ -101,8 +75,9 @@ async def test_only_queues_that_clients_created_or_whose_retention_they_set_have
     assert "MessageRetentionPeriod" not in directory.get("defined").attributes.to_attributes()
 
 
-async def test_a_retention_period_is_not_compared_with_that_of_a_queue_that_only_marq_defined(queues: Queues) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_retention_period_is_not_compared_with_that_of_a_queue_that_only_marq_defined(
+    directory: Directory, queues: Queues
+) -> None:
     await queues.change("defined", lease=60)
     await directory.create("created", {}, {})
 
@@ -150,9 +125,10 @@ async def test_a_deletion_by_a_clock_that_is_far_ahead_does_not_keep_the_name(
     assert directory.exists("emails") is not refused
 
 
-async def test_a_fifo_queue_with_its_own_topic_is_refused_as_a_dead_letter_queue(queues: Queues) -> None:
+async def test_a_fifo_queue_with_its_own_topic_is_refused_as_a_dead_letter_queue(
+    directory: Directory, queues: Queues
+) -> None:
     """Nothing can be moved there, so a failing message would block its group for days."""
-    directory = Directory(queues, MAXIMUM_BYTES)
     await queues.change("dead.fifo", ordering="key", topic="letters")
     policy = json.dumps({"deadLetterTargetArn": f"{ARN}dead.fifo", "maxReceiveCount": 3})
 
@@ -164,9 +140,8 @@ async def test_a_fifo_queue_with_its_own_topic_is_refused_as_a_dead_letter_queue
 
 @pytest.mark.parametrize(("name", "attributes"), [("emails", MIXED), ("orders.fifo", FIFO)])
 async def test_a_queue_that_another_client_is_creating_has_its_attributes_as_soon_as_it_exists(
-    queues: Queues, name: str, attributes: dict[str, str]
+    directory: Directory, queues: Queues, name: str, attributes: dict[str, str]
 ) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
     await directory.create("dead", {}, {})
     exists = asyncio.Event()
     queues.listen(lambda: exists.set() if directory.exists(name) else None)
@@ -182,8 +157,9 @@ async def test_a_queue_that_another_client_is_creating_has_its_attributes_as_soo
 
 
 @pytest.mark.parametrize("refused", [sqs_key("emails"), layer_key("change", "emails")])
-async def test_a_creation_that_failed_can_be_repeated(queues: Queues, log: EmptyQueues, refused: bytes) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_creation_that_failed_can_be_repeated(
+    directory: Directory, queues: Queues, log: EmptyQueues, refused: bytes
+) -> None:
     await directory.create("dead", {}, {})
     log.refused = refused
 
@@ -198,7 +174,7 @@ async def test_a_creation_that_failed_can_be_repeated(queues: Queues, log: Empty
 
 @pytest.mark.parametrize(("name", "settings"), [("emails", {"lease": 9}), ("orders.fifo", {"ordering": "key"})])
 async def test_a_queue_that_another_client_created_with_other_attributes_a_moment_before_is_kept(
-    queues: Queues, log: EmptyQueues, name: str, settings: dict[str, object]
+    directory: Directory, queues: Queues, log: EmptyQueues, name: str, settings: dict[str, object]
 ) -> None:
     other = {"attributes": {}, "tags": {}, "created": 1, "modified": 1}
 
@@ -210,14 +186,13 @@ async def test_a_queue_that_another_client_created_with_other_attributes_a_momen
     log.before_write = create_first
     attributes = {"VisibilityTimeout": "7"} | ({"FifoQueue": "true"} if name.endswith(".fifo") else {})
     with pytest.raises(SqsError, match="exists with another VisibilityTimeout"):
-        await Directory(queues, MAXIMUM_BYTES).create(name, attributes, {})
+        await directory.create(name, attributes, {})
 
     assert queues.definitions.sqs(name) == other
     assert queues.definitions.layer("change", name) == settings
 
 
-async def test_of_simultaneous_creations_with_different_attributes_one_succeeds(queues: Queues) -> None:
-    directory = Directory(queues, 1_000_000)
+async def test_of_simultaneous_creations_with_different_attributes_one_succeeds(directory: Directory) -> None:
 
     outcomes = await asyncio.gather(
         *[directory.create("emails", {"VisibilityTimeout": str(seconds)}, {}) for seconds in (10, 20, 30)],
@@ -228,8 +203,7 @@ async def test_of_simultaneous_creations_with_different_attributes_one_succeeds(
     assert directory.get("emails").attributes.visibility_timeout_s == 10
 
 
-async def test_a_queue_has_at_most_fifty_tags(queues: Queues) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_queue_has_at_most_fifty_tags(directory: Directory) -> None:
     await directory.create("emails", {}, {f"{number}": "" for number in range(MAX_TAGS - 1)})
     await directory.tag("emails", {"last": "", "1": "changed"})
 
@@ -262,24 +236,23 @@ def other(queues: Queues, log: EmptyQueues, monkeypatch: pytest.MonkeyPatch) -> 
     return OtherEndpoint(queues, log, monkeypatch)
 
 
-async def test_queues_of_another_endpoint_are_found_by_the_first_call(queues: Queues, other: OtherEndpoint) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_queues_of_another_endpoint_are_found_by_the_first_call(
+    directory: Directory, other: OtherEndpoint
+) -> None:
     for name in ("a", "b"):
         other.created = [name]
         await directory.look_for(name)
         assert directory.exists(name)
 
 
-async def test_calls_for_unknown_queues_look_together(queues: Queues, other: OtherEndpoint) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_calls_for_unknown_queues_look_together(directory: Directory, other: OtherEndpoint) -> None:
 
     await asyncio.gather(*[directory.look_for(f"missing-{number}") for number in range(100)])
 
     assert other.reads == 1
 
 
-async def test_a_dead_letter_queue_of_another_endpoint_is_found(queues: Queues, other: OtherEndpoint) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
+async def test_a_dead_letter_queue_of_another_endpoint_is_found(directory: Directory, other: OtherEndpoint) -> None:
     other.created = ["dead"]
     await directory.create("emails", REDRIVE, {})
     await directory.create("bills", {}, {})
@@ -300,9 +273,8 @@ async def test_a_dead_letter_queue_of_another_endpoint_is_found(queues: Queues, 
     ],
 )
 async def test_a_queue_takes_dead_letters_only_of_queues_that_its_policy_allows(
-    queues: Queues, policy: dict[str, object], sources: set[str]
+    directory: Directory, policy: dict[str, object], sources: set[str]
 ) -> None:
-    directory = Directory(queues, MAXIMUM_BYTES)
     await directory.create("dead", {"RedriveAllowPolicy": json.dumps(policy)}, {})
     for name in ("emails", "bills"):
         if name in sources:

@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-import marq.queues.following
 from marq.queues.queues import Queues
 from marq_worker.sqs import task_runner
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, QueueTasks
-from tests.unit.client.test_queues import ListLog
+from tests.unit.app.sqs.conftest import EmptyQueues
 
 LIMIT_S = 10
 
@@ -29,19 +28,6 @@ class Clock:
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
-
-
-@pytest.fixture
-def log(monkeypatch: pytest.MonkeyPatch) -> ListLog:
-    made = ListLog()
-    monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: made)
-    return made
-
-
-@pytest.fixture
-async def queues(log: ListLog) -> AsyncIterator[Queues]:
-    async with Queues("none:1") as started:
-        yield started
 
 
 @pytest.fixture
@@ -147,7 +133,7 @@ async def test_a_queue_has_one_active_move(tasks: QueueTasks, other: QueueTasks)
 
 
 async def test_of_two_moves_that_start_at_the_same_time_one_is_refused(
-    tasks: QueueTasks, other: QueueTasks, log: ListLog
+    tasks: QueueTasks, other: QueueTasks, log: EmptyQueues
 ) -> None:
     """Neither endpoint knows of the other's task when it writes its own."""
     before = log.before_write
@@ -205,7 +191,7 @@ async def test_a_purge_by_a_clock_that_is_far_ahead_refuses_no_other(tasks: Queu
     assert (after.requested_s, after.done) == (clock(), False)
 
 
-async def test_members_of_a_newer_version_are_ignored(tasks: QueueTasks, log: ListLog, queues: Queues) -> None:
+async def test_members_of_a_newer_version_are_ignored(tasks: QueueTasks, log: EmptyQueues, queues: Queues) -> None:
     purge = {"requested_s": 5.0, "deletes": False, "done": False, "imagined": 1}
     log.append(b"sqs-tasks:emails", {"purge": purge, "moves": [{"id": "a", "started_ms": 1, "imagined": 1}]})
     await queues.sync(LIMIT_S)
