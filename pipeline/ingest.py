@@ -34,10 +34,9 @@ from pyspark.sql import functions as F
 
 from marq.wire.names import incarnation, log_name
 from pipeline import records
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
-from pipeline.kafka import Connection, TopicAdmin
+from pipeline.kafka import Connection, TopicAdmin, committed_records
 from pipeline.lake import Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -313,17 +312,11 @@ class Ingest:
 
     def _take(self, stream: Stream, progress: Commit, ranges: Ranges, ids: Mapping[str, str]) -> None:
         """Read ranges with Spark, and commit them as one batch."""
-        options = {
-            **self._connection.options(),
-            "kafka.isolation.level": "read_committed",
-            "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in ranges.items()}),
-            "startingOffsets": json.dumps(_bounds(ranges, 0)),
-            "endingOffsets": json.dumps(_bounds(ranges, 1)),
-            "failOnDataLoss": "true",
-            "includeHeaders": str(stream.name != "markers").lower(),
-        }
-        read = self._spark.read.format("kafka").options(**options).load()
-        self._commit(stream, progress, read, _bounds(ranges, 1), ids)
+        headers = str(stream.name != "markers").lower()
+        options = {"failOnDataLoss": "true", "includeHeaders": headers}
+        read = committed_records(self._spark, self._connection, ranges, **options)
+        ends = {topic: {p: end for p, (_, end) in partitions.items()} for topic, partitions in ranges.items()}
+        self._commit(stream, progress, read, ends, ids)
 
     def _take_apart(
         self, stream: Stream, progress: Commit, topic: str, partition: str, offsets: range, ids: Mapping[str, str]
@@ -467,13 +460,6 @@ def _share(ranges: Ranges, limit: int) -> Ranges:
             partition: (begin, begin + max(1, (end - begin) * limit // total)) if total > limit else (begin, end)
             for partition, (begin, end) in partitions.items()
         }
-        for topic, partitions in ranges.items()
-    }
-
-
-def _bounds(ranges: Ranges, index: int) -> Offsets:
-    return {
-        topic: {partition: bounds[index] for partition, bounds in partitions.items()}
         for topic, partitions in ranges.items()
     }
 

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DateType, StructField, StructType
 
@@ -39,12 +40,16 @@ from pipeline.record_parts import (
 )
 from pipeline.subscriptions import Mark, PurgeEnd, Subscription, Subscriptions
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
-from pipeline.tracker_activity import Activity, activity
 
 TABLE = "lifecycle"
 _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
 #: A message that was redelivered or dead-lettered is closed after this time without news.
 GRACE = "INTERVAL 10 MINUTES"
+#: An idle tracker writes no TICKs, so a pause between two TICKs of one tracker is not an outage. A longer pause than
+#: this between those of different trackers is.
+OUTAGE_MS = 600_000
+#: Markers partition, its last TICK, end of the last outage before it, and the last tracker's holder; times in ms.
+Activity = tuple[int, int, int, str]
 
 _STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: The state before the first run.
@@ -366,6 +371,29 @@ def parts_of(
         of_messages(subscriptions.of_messages(tables["messages"])),
         of_dead_letters(tables["dead_letters"], subscriptions),
     ]
+
+
+def activity(markers: DataFrame, before: Iterable[list[Any]]) -> list[Activity]:
+    """Return the activity in each markers partition after these markers; ``before`` is the activity before them."""
+    known: dict[int, Activity] = {row[0]: (row[0], row[1], row[2], row[3]) for row in before}
+    ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
+    in_order = Window.partitionBy("log_partition").orderBy("ms", "log_offset")
+    other = F.col("holder") != F.lag("holder").over(in_order)
+    returns = other & (F.col("ms") - F.lag("ms").over(in_order) > OUTAGE_MS)
+    rows = ticks.withColumn("alive_ms", F.when(returns, F.col("ms"))).groupBy("log_partition")
+    merged = rows.agg(
+        F.min(F.struct("ms", "log_offset", "holder")).alias("first"),
+        F.max(F.struct("ms", "log_offset", "holder")).alias("last"),
+        F.max("alive_ms").alias("alive_ms"),
+    )
+    for partition, first, last, alive_ms in merged.collect():
+        _, seen_ms, since_ms, holder = known.get(partition, (partition, 0, first.ms, ""))
+        if holder != first.holder and first.ms - seen_ms > OUTAGE_MS:
+            since_ms = first.ms
+        if alive_ms is not None:
+            since_ms = alive_ms
+        known[partition] = (partition, max(seen_ms, last.ms), since_ms, last.holder)
+    return [known[partition] for partition in sorted(known)]
 
 
 def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
