@@ -37,7 +37,7 @@ from pipeline import records
 from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
 from pipeline.kafka import Connection, TopicAdmin, committed_records
-from pipeline.lake import Commit, Lake
+from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
@@ -47,7 +47,6 @@ from pipeline.tables import CORRUPT, DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
 #: Records that Kafka's own client reads at once, from the first one on that Spark cannot read.
 APART_LIMIT = 1_000
-ROUNDS = "rounds"
 #: {topic: {partition: offset}}, with partitions as text, as in JSON.
 Offsets = dict[str, dict[str, int]]
 #: What to read: the first offset and the end of each partition.
@@ -116,8 +115,8 @@ class Ingest:
         """Ingest all records up to the current end; return the number of new rows of each table.
 
         Raises:
-            PipelineError: topics are missing, the directory belongs to another namespace, one of Marq's own topics was
-                recreated, a marker has a newer version, or another ingest is running.
+            PipelineError: topics are missing, the directory lacks commits or belongs to another namespace, one of
+                Marq's own topics was recreated, a marker has a newer version, or another ingest is running.
         """
         with self._lake.alone("ingest"), self._topics.connected():
             return self._round()
@@ -132,6 +131,7 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
+        self._lake.check_commits(("markers", "messages", "dead_letters"))
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         self.unread = {}

@@ -24,8 +24,7 @@ from pipeline import incarnations
 from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS
-from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
+from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
 from pipeline.record_parts import (
     HAS_ID,

@@ -19,8 +19,7 @@ from pyspark.sql import functions as F
 
 from pipeline import live_windows
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS
-from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
+from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE
 from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, last_run, rewrite_closed
 from pipeline.removal import Removal

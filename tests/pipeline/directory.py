@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipeline.ingest import ROUNDS
-from pipeline.lake import Lake
+from pipeline.lake import ROUNDS, Lake
 from pipeline.subscriptions import Subscription
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 
