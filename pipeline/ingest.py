@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from marq.wire.names import incarnation, log_name
@@ -41,7 +41,7 @@ from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
+from pipeline.tables import CORRUPT, LAST_MS
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
@@ -52,7 +52,7 @@ Offsets = dict[str, dict[str, int]]
 #: What to read: the first offset and the end of each partition.
 Ranges = dict[str, dict[str, tuple[int, int]]]
 
-_TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+_TABLES = ("markers", "corrupt", "messages", "dead_letters")
 _START_OVER = "Start over with an empty data directory (--data)"
 _RECORDS = (
     "topic string, partition int, offset long, ms long, key binary, value binary,"
@@ -80,6 +80,12 @@ class Stream:
         if self.name == "markers":
             return {"markers": "corrupt=false", "corrupt": "corrupt=true"}
         return {self.name: ""}
+
+    def counts(self) -> list[Column]:
+        """Return the number of rows of each table."""
+        if self.name == "markers":
+            return [F.count_if(~F.col("corrupt")).alias("markers"), F.count_if("corrupt").alias("corrupt")]
+        return [F.count(F.lit(1)).alias(self.name)]
 
 
 class Ingest:
@@ -341,8 +347,12 @@ class Ingest:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())
             partition_by = ["corrupt", "date"]
         stage = self._lake.stage(stream.name, number)
-        rows.write.partitionBy(*partition_by).parquet(stage)
-        counts = self._counts(stream, number, stage)
+        # Counted as they are written: each query more makes the rounds of --follow longer.
+        counting = Observation()
+        rows.observe(counting, *stream.counts()).write.partitionBy(*partition_by).parquet(stage)
+        counts = counting.get
+        if counts.get("corrupt"):
+            self._check_versions(self._spark.read.schema(CORRUPT).parquet(f"{stage}/{stream.parts['corrupt']}"))
         if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
             raise _RecreatedError
         self._publish(stream, progress, end, ids, counts)
@@ -363,19 +373,6 @@ class Ingest:
         state = {"first": progress["first"], "end": ends, "names": names, "gaps": progress["gaps"]}
         parts = stream.parts if rows else {}
         self._lake.publish(stream.name, progress["batch"] + 1, parts, {**state, "rows": rows, "payload": self._payload})
-
-    def _counts(self, stream: Stream, number: int, stage: str) -> dict[str, int]:
-        """Count the staged rows from the files' footers; refuse markers of unknown versions."""
-        counts = {}
-        for table, part in stream.parts.items():
-            if not self._lake.staged(stream.name, number, part):
-                counts[table] = 0
-                continue
-            rows = self._spark.read.schema(_TABLES[table]).parquet(f"{stage}/{part}")
-            counts[table] = rows.count()
-            if table == "corrupt":
-                self._check_versions(rows)
-        return counts
 
     def _check_versions(self, corrupt: DataFrame) -> None:
         """Like the trackers, skip a marker of a newer version only if an operator quarantined its record."""

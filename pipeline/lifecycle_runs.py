@@ -120,11 +120,11 @@ class Run:
             return self._rows()
         self._begins = self._before["begins"]
         new = self._ingested(self._before["last"])
-        marks, clocks = self._marks(new["markers"]), activity(new["markers"], self._before["clocks"])
+        marks, ended = self._marks_and_purges(new["markers"])
+        clocks = activity(new["markers"], self._before["clocks"])
         keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
         known = [Subscription.read(document) for document in self._round["subscriptions"]]
         subscriptions = Subscriptions(self._spark, self._names, known, marks)
-        ended = self._purges(new["markers"])
         cut = self._cut(marks, ended, clocks, subscriptions, keyed=keyed)
         stage = self._lake.stage(TABLE, self._number)
         self._say("computing each message")
@@ -194,34 +194,41 @@ class Run:
             for topic in {*first, *now}
         }
 
-    def _marks(self, markers: DataFrame) -> list[Mark]:
-        """Return what each queue has read of each partition."""
+    def _marks_and_purges(self, markers: DataFrame) -> tuple[list[Mark], list[PurgeEnd]]:
+        """Return what each queue has read of each partition, and its last purge there."""
         runs_of: dict[tuple[str, str, int], list[list[int]]] = {}
-        for queue, topic, partition, runs in [*reads(markers).collect(), *self._before["marks"]]:
-            runs_of.setdefault((queue, topic, partition), []).extend(list(run) for run in runs)
-        return [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
-
-    def _purges(self, markers: DataFrame) -> list[PurgeEnd]:
-        """Return the last purge of each queue in each partition."""
-        rows = sorted([*map(tuple, purges(markers).collect()), *map(tuple, self._before["purges"])])
-        return [*{row[:3]: row for row in rows}.values()]
+        for queue, topic, partition, runs in self._before["marks"]:
+            runs_of[queue, topic, partition] = [list(run) for run in runs]
+        ended: list[PurgeEnd] = [*map(tuple, self._before["purges"])]
+        # One query for both, because a round with few rows takes as long as its queries are many.
+        last = purges(markers).select("queue", "topic", "partition", F.array(F.array("offset", "at_ms")), F.lit(True))
+        for *place, runs, is_purge in reads(markers).withColumn("is_purge", F.lit(False)).union(last).collect():
+            if is_purge:
+                ended.append((*place, *runs[0]))
+            else:
+                runs_of.setdefault(tuple(place), []).extend(runs)
+        marks = [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
+        return marks, [*{end[:3]: end for end in sorted(ended)}.values()]
 
     def _cut(
         self,
         marks: list[Mark],
         ended: list[PurgeEnd],
-        clocks: list[Activity],
+        clocks: list[Activity] | None,
         subscriptions: Subscriptions,
         *,
         keyed: bool,
     ) -> Cut:
         names = self._names
         first = self._round["first"]
-        seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
-        times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
+        seen = None
+        if clocks is not None:
+            rows = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
+            times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
+            seen = rows.select("log_partition", *[time.alias(name) for name, time in times.items()])
         return Cut(
             reading=subscriptions.reading(marks, self._partitions(), ended),
-            clocks=seen.select("log_partition", *[time.alias(name) for name, time in times.items()]),
+            clocks=seen,
             first=first.get("messages", {}),
             begins=self._round["begins"],
             held_back=tuple(self._round["held_back"]),
