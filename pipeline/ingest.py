@@ -41,7 +41,7 @@ from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, LAST_MS
+from pipeline.tables import CORRUPT, DAYS, LAST_MS, STREAMS
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
@@ -52,7 +52,6 @@ Offsets = dict[str, dict[str, int]]
 #: What to read: the first offset and the end of each partition.
 Ranges = dict[str, dict[str, tuple[int, int]]]
 
-_TABLES = ("markers", "corrupt", "messages", "dead_letters")
 _START_OVER = "Start over with an empty data directory (--data)"
 _RECORDS = (
     "topic string, partition int, offset long, ms long, key binary, value binary,"
@@ -66,13 +65,12 @@ _NOTHING: Commit = {"batch": -1, "first": {}, "end": {}, "names": {}, "gaps": []
 
 @dataclass(frozen=True)
 class Stream:
-    """What a stream reads, and how: ``rows`` turns records into rows, ``day_of`` is the time that dates them."""
+    """What a stream reads, and how: ``rows`` turns records into rows."""
 
     name: str
     topics: list[str]
     rows: Callable[[DataFrame], DataFrame]
     limit: int
-    day_of: str = "sent_at"
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -137,14 +135,14 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
-        self._lake.check_commits(("markers", "messages", "dead_letters"))
+        self._lake.check_commits(STREAMS)
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         self.unread = {}
         subscriptions = self._subscriptions(history, existing)
         own = {log_name(subscription.topic) for subscription in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
-        markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
+        markers = Stream("markers", [names.markers], decoded, markers_limit)
         messages = Stream(
             "messages",
             [names.messages, *sorted(own)],
@@ -157,7 +155,7 @@ class Ingest:
             lambda rows: records.dead_letters(rows, payload=self._payload),
             records_limit,
         )
-        self._rows = Counter(dict.fromkeys(_TABLES, 0))
+        self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
         written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
@@ -341,7 +339,7 @@ class Ingest:
         number = progress["batch"] + 1
         names = {topic: _name(progress["names"], topic, ids.get(topic, "")) for topic in end}
         rows = renamed(stream.rows(read), {topic: name for topic, name in names.items() if name != topic})
-        rows = rows.withColumn("date", F.to_date(stream.day_of))
+        rows = rows.withColumn("date", F.to_date(DAYS[stream.name]))
         partition_by = ["date"]
         if "corrupt" in stream.parts:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())

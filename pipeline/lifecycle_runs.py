@@ -38,7 +38,7 @@ from pipeline.record_parts import (
     of_messages,
 )
 from pipeline.subscriptions import Mark, PurgeEnd, Subscription, Subscriptions
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import DAYS, MARKERS, MESSAGES, STREAMS
 
 TABLE = "lifecycle"
 _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
@@ -50,12 +50,11 @@ OUTAGE_MS = 600_000
 #: Markers partition, its last TICK, end of the last outage before it, and the last tracker's holder; times in ms.
 Activity = tuple[int, int, int, str]
 
-_STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: The state before the first run.
 NOTHING: Commit = {
     "batch": -1,
     "round": -1,
-    "last": dict.fromkeys(_STREAMS, -1),
+    "last": dict.fromkeys(STREAMS, -1),
     "marks": [],
     "purges": [],
     "subscriptions": [],
@@ -151,13 +150,12 @@ class Run:
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
         """Return the rows of each stream after some batches."""
         last, names = self._round["last"], self._round["names"]
-        for stream in _STREAMS:
+        for stream in STREAMS:
             self._say(f"{last[stream] - after[stream]:,} new batches of {stream.replace('_', ' ')}")
-        tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in _STREAMS.items()}
+        tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in STREAMS.items()}
         tables["markers"] = incarnations.with_names(tables["markers"], names)
         self._begins = incarnations.begins(tables["markers"], names, self._begins)
-        times = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}
-        return {name: incarnations.with_ids(table, times[name], self._begins) for name, table in tables.items()}
+        return {name: incarnations.with_ids(table, DAYS[name], self._begins) for name, table in tables.items()}
 
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:

@@ -210,11 +210,12 @@ class LiveWindows(Run):
         return rows.withColumnRenamed("window", "minute").collect()
 
     def _write_windows(self, windows: Sequence[Row]) -> None:
-        by_hour: dict[tuple[str, int], list[Row]] = {}
+        by_file: dict[str, list[Row]] = {}
         for row in windows:
-            by_hour.setdefault((row.queue, row.minute * MINUTE_S // HOUR_S), []).append(row)
-        for (queue, hour), changes in by_hour.items():
-            self._write_hour(f"{windows_folder(queue)}/{hour_file(hour)}", changes)
+            name = f"{windows_folder(row.queue)}/{hour_file(row.minute * MINUTE_S // HOUR_S)}"
+            by_file.setdefault(name, []).append(row)
+        for name, changes in by_file.items():
+            self._write_hour(name, changes)
 
     def _merge_state(self) -> tuple[list[Any], str]:
         """Return the directories of the state, and where the new one is staged; merge it with former ones if due."""
