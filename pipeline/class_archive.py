@@ -47,10 +47,8 @@ process.wait()
 
 def path() -> Path:
     """Return the path of the archive for this Java and this Spark, which may not exist yet."""
-    chosen = home()
-    java = Path(shutil.which("java") or "java") if chosen is None else chosen / "bin" / "java"
-    if chosen is None and "JAVA_HOME" in os.environ:
-        java = Path(os.environ["JAVA_HOME"]) / "bin" / "java"
+    own = os.environ.get("JAVA_HOME")
+    java = Path(own, "bin", "java") if own else Path(shutil.which("java") or "java")
     files = [java.resolve(), *sorted((Path(pyspark.__file__).parent / "jars").glob("*.jar"))]
     # Java compares times and sizes, too.
     stats = [f"{file} {file.stat().st_mtime_ns} {file.stat().st_size}" for file in files]
@@ -90,6 +88,9 @@ def main() -> int:
         return 0
     began = time.monotonic()
     try:
+        chosen = home()
+        if chosen is not None:
+            os.environ["JAVA_HOME"] = str(chosen)
         target = path()
         if not target.exists():
             result = str(target) if write(target) else "not supported by this Java: Spark starts more slowly"

@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from marq.wire.errors import MarqError
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 
 PROGRAM = "python -m pipeline"
 DEFAULT_DATA = ".marq/pipeline"

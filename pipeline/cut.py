@@ -15,13 +15,14 @@ Offsets = Mapping[str, Mapping[str, int]]
 class Cut:
     """``reading``: what each queue reads (:data:`pipeline.subscriptions.READING`).
 
-    ``clocks``: the last activity of each tracker (log_partition, seen_at), and since when it was alive (alive_since).
+    ``clocks``: the last activity of each tracker (log_partition, seen_at), and since when it was alive (alive_since);
+    None if overdue messages do not matter.
     ``first`` and ``begins``: the first offset of each partition at its first ingest, and now. ``held_back``: partitions
     whose readers an open transaction holds back.
     """
 
     reading: DataFrame
-    clocks: DataFrame
+    clocks: DataFrame | None
     first: Offsets
     begins: Offsets
     held_back: tuple[str, ...]

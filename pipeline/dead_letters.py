@@ -32,8 +32,7 @@ from marq.wire.names import (
     RESERVED_HEADER,
     markers_partition,
 )
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 from pipeline.records import header_attempt, header_text, header_time, is_note, with_own_headers
 from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
 

@@ -77,7 +77,10 @@ def purges(markers: DataFrame) -> DataFrame:
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return one row for each record: the ``id`` of its message, its ``delivery``, and columns for its state."""
     rows = parts.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
-    rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
+    if cut.clocks is None:
+        rows = rows.withColumns({name: F.lit(None).cast("timestamp") for name in ("seen_at", "alive_since")})
+    else:
+        rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
     rows = rows.withColumn("compacted", F.col("topic").isin(*cut.compacted))
     if cut.keyed:

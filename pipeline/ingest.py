@@ -29,32 +29,29 @@ from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
 from marq.wire.names import incarnation, log_name
 from pipeline import records
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
-from pipeline.kafka import Connection, TopicAdmin
-from pipeline.lake import Commit, Lake
+from pipeline.kafka import Connection, TopicAdmin, committed_records
+from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DEAD_LETTERS, LAST_MS, MARKERS, MESSAGES
+from pipeline.tables import CORRUPT, DAYS, LAST_MS, STREAMS
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
 #: Records that Kafka's own client reads at once, from the first one on that Spark cannot read.
 APART_LIMIT = 1_000
-ROUNDS = "rounds"
 #: {topic: {partition: offset}}, with partitions as text, as in JSON.
 Offsets = dict[str, dict[str, int]]
 #: What to read: the first offset and the end of each partition.
 Ranges = dict[str, dict[str, tuple[int, int]]]
 
-_TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 _START_OVER = "Start over with an empty data directory (--data)"
 _RECORDS = (
     "topic string, partition int, offset long, ms long, key binary, value binary,"
@@ -68,13 +65,12 @@ _NOTHING: Commit = {"batch": -1, "first": {}, "end": {}, "names": {}, "gaps": []
 
 @dataclass(frozen=True)
 class Stream:
-    """What a stream reads, and how: ``rows`` turns records into rows, ``day_of`` is the time that dates them."""
+    """What a stream reads, and how: ``rows`` turns records into rows."""
 
     name: str
     topics: list[str]
     rows: Callable[[DataFrame], DataFrame]
     limit: int
-    day_of: str = "sent_at"
 
     @property
     def parts(self) -> Mapping[str, str]:
@@ -82,6 +78,12 @@ class Stream:
         if self.name == "markers":
             return {"markers": "corrupt=false", "corrupt": "corrupt=true"}
         return {self.name: ""}
+
+    def counts(self) -> list[Column]:
+        """Return the number of rows of each table."""
+        if self.name == "markers":
+            return [F.count_if(~F.col("corrupt")).alias("markers"), F.count_if("corrupt").alias("corrupt")]
+        return [F.count(F.lit(1)).alias(self.name)]
 
 
 class Ingest:
@@ -117,8 +119,8 @@ class Ingest:
         """Ingest all records up to the current end; return the number of new rows of each table.
 
         Raises:
-            PipelineError: topics are missing, the directory belongs to another namespace, one of Marq's own topics was
-                recreated, a marker has a newer version, or another ingest is running.
+            PipelineError: topics are missing, the directory lacks commits or belongs to another namespace, one of
+                Marq's own topics was recreated, a marker has a newer version, or another ingest is running.
         """
         with self._lake.alone("ingest"), self._topics.connected():
             return self._round()
@@ -133,13 +135,14 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
+        self._lake.check_commits(STREAMS)
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         self.unread = {}
         subscriptions = self._subscriptions(history, existing)
         own = {log_name(subscription.topic) for subscription in subscriptions} & {*existing}
         markers_limit, records_limit = self._limits
-        markers = Stream("markers", [names.markers], decoded, markers_limit, "logged_at")
+        markers = Stream("markers", [names.markers], decoded, markers_limit)
         messages = Stream(
             "messages",
             [names.messages, *sorted(own)],
@@ -152,7 +155,7 @@ class Ingest:
             lambda rows: records.dead_letters(rows, payload=self._payload),
             records_limit,
         )
-        self._rows = Counter(dict.fromkeys(_TABLES, 0))
+        self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
         written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
@@ -313,17 +316,11 @@ class Ingest:
 
     def _take(self, stream: Stream, progress: Commit, ranges: Ranges, ids: Mapping[str, str]) -> None:
         """Read ranges with Spark, and commit them as one batch."""
-        options = {
-            **self._connection.options(),
-            "kafka.isolation.level": "read_committed",
-            "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in ranges.items()}),
-            "startingOffsets": json.dumps(_bounds(ranges, 0)),
-            "endingOffsets": json.dumps(_bounds(ranges, 1)),
-            "failOnDataLoss": "true",
-            "includeHeaders": str(stream.name != "markers").lower(),
-        }
-        read = self._spark.read.format("kafka").options(**options).load()
-        self._commit(stream, progress, read, _bounds(ranges, 1), ids)
+        headers = str(stream.name != "markers").lower()
+        options = {"failOnDataLoss": "true", "includeHeaders": headers}
+        read = committed_records(self._spark, self._connection, ranges, **options)
+        ends = {topic: {p: end for p, (_, end) in partitions.items()} for topic, partitions in ranges.items()}
+        self._commit(stream, progress, read, ends, ids)
 
     def _take_apart(
         self, stream: Stream, progress: Commit, topic: str, partition: str, offsets: range, ids: Mapping[str, str]
@@ -342,14 +339,18 @@ class Ingest:
         number = progress["batch"] + 1
         names = {topic: _name(progress["names"], topic, ids.get(topic, "")) for topic in end}
         rows = renamed(stream.rows(read), {topic: name for topic, name in names.items() if name != topic})
-        rows = rows.withColumn("date", F.to_date(stream.day_of))
+        rows = rows.withColumn("date", F.to_date(DAYS[stream.name]))
         partition_by = ["date"]
         if "corrupt" in stream.parts:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())
             partition_by = ["corrupt", "date"]
         stage = self._lake.stage(stream.name, number)
-        rows.write.partitionBy(*partition_by).parquet(stage)
-        counts = self._counts(stream, number, stage)
+        # Counted as they are written: each query more makes the rounds of --follow longer.
+        counting = Observation()
+        rows.observe(counting, *stream.counts()).write.partitionBy(*partition_by).parquet(stage)
+        counts = counting.get
+        if counts.get("corrupt"):
+            self._check_versions(self._spark.read.schema(CORRUPT).parquet(f"{stage}/{stream.parts['corrupt']}"))
         if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
             raise _RecreatedError
         self._publish(stream, progress, end, ids, counts)
@@ -370,19 +371,6 @@ class Ingest:
         state = {"first": progress["first"], "end": ends, "names": names, "gaps": progress["gaps"]}
         parts = stream.parts if rows else {}
         self._lake.publish(stream.name, progress["batch"] + 1, parts, {**state, "rows": rows, "payload": self._payload})
-
-    def _counts(self, stream: Stream, number: int, stage: str) -> dict[str, int]:
-        """Count the staged rows from the files' footers; refuse markers of unknown versions."""
-        counts = {}
-        for table, part in stream.parts.items():
-            if not self._lake.staged(stream.name, number, part):
-                counts[table] = 0
-                continue
-            rows = self._spark.read.schema(_TABLES[table]).parquet(f"{stage}/{part}")
-            counts[table] = rows.count()
-            if table == "corrupt":
-                self._check_versions(rows)
-        return counts
 
     def _check_versions(self, corrupt: DataFrame) -> None:
         """Like the trackers, skip a marker of a newer version only if an operator quarantined its record."""
@@ -467,13 +455,6 @@ def _share(ranges: Ranges, limit: int) -> Ranges:
             partition: (begin, begin + max(1, (end - begin) * limit // total)) if total > limit else (begin, end)
             for partition, (begin, end) in partitions.items()
         }
-        for topic, partitions in ranges.items()
-    }
-
-
-def _bounds(ranges: Ranges, index: int) -> Offsets:
-    return {
-        topic: {partition: bounds[index] for partition, bounds in partitions.items()}
         for topic, partitions in ranges.items()
     }
 

@@ -15,8 +15,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 
 #: Columns with the text of an unreadable line, and of a JSON line.
 CORRUPT, LINE = "_corrupt_record", "_line"

@@ -16,8 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pipeline.error_sentences import one_line
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, one_line
 
 OLDEST = 17
 LOOK_LIMIT_SECONDS = 30.0

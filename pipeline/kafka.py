@@ -6,6 +6,7 @@ The variables are those of every Marq client (``MARQ_BOOTSTRAP_SERVERS``, ``MARQ
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import ssl
@@ -18,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from py4j.protocol import Py4JError, Py4JNetworkError
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
 from marq.wire.names import Names
-from pipeline.error_sentences import root_cause, sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, root_cause, sentence
 
 #: Time limit of a request to the cluster.
 ANSWER_LIMIT_MS = 10_000
@@ -76,6 +76,25 @@ class Connection:
     def client(self) -> dict[str, str]:
         """Return properties for Kafka's own Java clients."""
         return {"bootstrap.servers": self.bootstrap_servers, **self.security}
+
+
+def committed_records(
+    spark: SparkSession, connection: Connection, ranges: Mapping[str, Mapping[Any, tuple[int, int]]], **options: str
+) -> DataFrame:
+    """Return the records between two offsets of each partition, the second excluded."""
+
+    def offsets(index: int) -> str:
+        return json.dumps({topic: {p: ends[index] for p, ends in parts.items()} for topic, parts in ranges.items()})
+
+    settings = {
+        **connection.options(),
+        "kafka.isolation.level": "read_committed",
+        "assign": json.dumps({topic: sorted(map(int, partitions)) for topic, partitions in ranges.items()}),
+        "startingOffsets": offsets(0),
+        "endingOffsets": offsets(1),
+        **options,
+    }
+    return spark.read.format("kafka").options(**settings).load()
 
 
 class TopicAdmin:

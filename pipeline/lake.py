@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,8 @@ _PATTERN = "*?[]{}"
 _FEW = 100
 
 Commit = dict[str, Any]
-#: The stream of commits that exchange batches.
-MAINTAIN = "maintain"
+#: The streams of the commits that end rounds of ``ingest``, and of those that exchange batches.
+ROUNDS, MAINTAIN = "rounds", "maintain"
 
 
 class Lake:
@@ -126,6 +126,33 @@ class Lake:
         """Return the newest commit of a stream; None if there is none."""
         names = self.names(f"{_COMMITS}/{stream}")
         return json.loads(self._text(f"{_COMMITS}/{stream}/{names[-1]}")) if names else None
+
+    def check_commits(self, streams: Collection[str]) -> None:
+        """Raise PipelineError if commits were deleted: a stream without them would append all of its records again.
+
+        A process that died before a commit has left at most one batch, which the next one replaces.
+        """
+        commits = {name: self.last_commit(name) or {} for name in self.names(_COMMITS)}
+        reached = {name: commit.get("batch", -1) for name, commit in commits.items()}
+        expected = [
+            (stream, batch, f"the last commit of {name} names it")
+            for name, commit in commits.items()
+            for stream, batch in {**commit.get("last", {}), ROUNDS: commit.get("round", -1)}.items()
+        ]
+        for stream in streams:
+            batch = reached.get(stream, -1) + 2
+            if stream not in reached:
+                # After maintain, the first batches have the number of a later one.
+                batch = max([1, *(int(name.removeprefix("batch=")) for name in self.names(stream))])
+            if self.exists(batch_place(stream, batch)):
+                expected.append((stream, batch, f"{batch_place(stream, batch)} exists"))
+        for stream, batch, evidence in expected:
+            if batch > reached.get(stream, -1):
+                raise PipelineError(
+                    f"{self.path}/{_COMMITS}/{stream} was deleted or is incomplete: expected the commit of batch"
+                    f" {batch}, because {evidence}. Without it, ingest would append records again: restore {_COMMITS}"
+                    " from a backup, or start over with an empty data directory (--data)"
+                )
 
     def stage(self, stream: str, number: int) -> str:
         """Return an empty directory to write a batch to."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from operator import and_
+from typing import Any
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, BooleanType, DateType, StructField, StructType
 
@@ -23,8 +24,7 @@ from pipeline import incarnations
 from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS
-from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
+from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
 from pipeline.record_parts import (
     HAS_ID,
@@ -38,20 +38,23 @@ from pipeline.record_parts import (
     of_messages,
 )
 from pipeline.subscriptions import Mark, PurgeEnd, Subscription, Subscriptions
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
-from pipeline.tracker_activity import Activity, activity
+from pipeline.tables import DAYS, MARKERS, MESSAGES, STREAMS
 
 TABLE = "lifecycle"
 _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
 #: A message that was redelivered or dead-lettered is closed after this time without news.
 GRACE = "INTERVAL 10 MINUTES"
+#: An idle tracker writes no TICKs, so a pause between two TICKs of one tracker is not an outage. A longer pause than
+#: this between those of different trackers is.
+OUTAGE_MS = 600_000
+#: Markers partition, its last TICK, end of the last outage before it, and the last tracker's holder; times in ms.
+Activity = tuple[int, int, int, str]
 
-_STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: The state before the first run.
 NOTHING: Commit = {
     "batch": -1,
     "round": -1,
-    "last": dict.fromkeys(_STREAMS, -1),
+    "last": dict.fromkeys(STREAMS, -1),
     "marks": [],
     "purges": [],
     "subscriptions": [],
@@ -116,11 +119,11 @@ class Run:
             return self._rows()
         self._begins = self._before["begins"]
         new = self._ingested(self._before["last"])
-        marks, clocks = self._marks(new["markers"]), activity(new["markers"], self._before["clocks"])
+        marks, ended = self._marks_and_purges(new["markers"])
+        clocks = activity(new["markers"], self._before["clocks"])
         keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
         known = [Subscription.read(document) for document in self._round["subscriptions"]]
         subscriptions = Subscriptions(self._spark, self._names, known, marks)
-        ended = self._purges(new["markers"])
         cut = self._cut(marks, ended, clocks, subscriptions, keyed=keyed)
         stage = self._lake.stage(TABLE, self._number)
         self._say("computing each message")
@@ -147,13 +150,12 @@ class Run:
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
         """Return the rows of each stream after some batches."""
         last, names = self._round["last"], self._round["names"]
-        for stream in _STREAMS:
+        for stream in STREAMS:
             self._say(f"{last[stream] - after[stream]:,} new batches of {stream.replace('_', ' ')}")
-        tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in _STREAMS.items()}
+        tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in STREAMS.items()}
         tables["markers"] = incarnations.with_names(tables["markers"], names)
         self._begins = incarnations.begins(tables["markers"], names, self._begins)
-        times = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}
-        return {name: incarnations.with_ids(table, times[name], self._begins) for name, table in tables.items()}
+        return {name: incarnations.with_ids(table, DAYS[name], self._begins) for name, table in tables.items()}
 
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
@@ -190,34 +192,41 @@ class Run:
             for topic in {*first, *now}
         }
 
-    def _marks(self, markers: DataFrame) -> list[Mark]:
-        """Return what each queue has read of each partition."""
+    def _marks_and_purges(self, markers: DataFrame) -> tuple[list[Mark], list[PurgeEnd]]:
+        """Return what each queue has read of each partition, and its last purge there."""
         runs_of: dict[tuple[str, str, int], list[list[int]]] = {}
-        for queue, topic, partition, runs in [*reads(markers).collect(), *self._before["marks"]]:
-            runs_of.setdefault((queue, topic, partition), []).extend(list(run) for run in runs)
-        return [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
-
-    def _purges(self, markers: DataFrame) -> list[PurgeEnd]:
-        """Return the last purge of each queue in each partition."""
-        rows = sorted([*map(tuple, purges(markers).collect()), *map(tuple, self._before["purges"])])
-        return [*{row[:3]: row for row in rows}.values()]
+        for queue, topic, partition, runs in self._before["marks"]:
+            runs_of[queue, topic, partition] = [list(run) for run in runs]
+        ended: list[PurgeEnd] = [*map(tuple, self._before["purges"])]
+        # One query for both, because a round with few rows takes as long as its queries are many.
+        last = purges(markers).select("queue", "topic", "partition", F.array(F.array("offset", "at_ms")), F.lit(True))
+        for *place, runs, is_purge in reads(markers).withColumn("is_purge", F.lit(False)).union(last).collect():
+            if is_purge:
+                ended.append((*place, *runs[0]))
+            else:
+                runs_of.setdefault(tuple(place), []).extend(runs)
+        marks = [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
+        return marks, [*{end[:3]: end for end in sorted(ended)}.values()]
 
     def _cut(
         self,
         marks: list[Mark],
         ended: list[PurgeEnd],
-        clocks: list[Activity],
+        clocks: list[Activity] | None,
         subscriptions: Subscriptions,
         *,
         keyed: bool,
     ) -> Cut:
         names = self._names
         first = self._round["first"]
-        seen = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
-        times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
+        seen = None
+        if clocks is not None:
+            rows = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
+            times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
+            seen = rows.select("log_partition", *[time.alias(name) for name, time in times.items()])
         return Cut(
             reading=subscriptions.reading(marks, self._partitions(), ended),
-            clocks=seen.select("log_partition", *[time.alias(name) for name, time in times.items()]),
+            clocks=seen,
             first=first.get("messages", {}),
             begins=self._round["begins"],
             held_back=tuple(self._round["held_back"]),
@@ -366,6 +375,29 @@ def parts_of(
         of_messages(subscriptions.of_messages(tables["messages"])),
         of_dead_letters(tables["dead_letters"], subscriptions),
     ]
+
+
+def activity(markers: DataFrame, before: Iterable[list[Any]]) -> list[Activity]:
+    """Return the activity in each markers partition after these markers; ``before`` is the activity before them."""
+    known: dict[int, Activity] = {row[0]: (row[0], row[1], row[2], row[3]) for row in before}
+    ticks = markers.where(F.col("kind") == "TICK").withColumn("ms", F.unix_millis("logged_at"))
+    in_order = Window.partitionBy("log_partition").orderBy("ms", "log_offset")
+    other = F.col("holder") != F.lag("holder").over(in_order)
+    returns = other & (F.col("ms") - F.lag("ms").over(in_order) > OUTAGE_MS)
+    rows = ticks.withColumn("alive_ms", F.when(returns, F.col("ms"))).groupBy("log_partition")
+    merged = rows.agg(
+        F.min(F.struct("ms", "log_offset", "holder")).alias("first"),
+        F.max(F.struct("ms", "log_offset", "holder")).alias("last"),
+        F.max("alive_ms").alias("alive_ms"),
+    )
+    for partition, first, last, alive_ms in merged.collect():
+        _, seen_ms, since_ms, holder = known.get(partition, (partition, 0, first.ms, ""))
+        if holder != first.holder and first.ms - seen_ms > OUTAGE_MS:
+            since_ms = first.ms
+        if alive_ms is not None:
+            since_ms = alive_ms
+        known[partition] = (partition, max(seen_ms, last.ms), since_ms, last.holder)
+    return [known[partition] for partition in sorted(known)]
 
 
 def _merged(runs: Iterable[list[int]]) -> list[list[int]]:

@@ -10,11 +10,12 @@ There are two tables, in directories of which the newest commit names those that
   in older directories.
 * *events*: how often each event of each minute occurred, as differences that add up.
 
-A new directory is merged with former ones that are at most twice as large. So there are few directories, and each row
-is rewritten only a few times.
+Most runs only add a directory to each table. Once there are several that are at most twice as large as the new one, the
+run merges them with it. So there are few directories, and each row is rewritten only a few times.
 
-The files for the dashboard (:mod:`marq.wire.live_windows`) are written before the commit. A run that was killed leaves
-the tables as they were, so the next one writes these minutes again, from the same records and newer ones.
+The files for the dashboard (:mod:`marq.wire.live_windows`) wait for nothing but the events: directories are merged
+after them, and the commit is last. A run that was killed leaves the tables as they were, so the next one writes these
+minutes again, from the same records and newer ones.
 
 The windows differ from ``stats`` in three cases. A message whose first record is not in the data has no events, because
 the state forgets messages that have ended: one that a consumer reads again would count twice. A message without news
@@ -59,6 +60,9 @@ _STATE, _EVENTS = f"{TABLE}/side=state", f"{TABLE}/side=events"
 #: ``number`` orders the rows of a message; a row without parts marks a message that no longer exists.
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("parts", ArrayType(PARTS)), *columns("number long").fields])
 _COUNTS = columns("queue string, minute long, kind string, number long, events long")
+#: So many directories are merged at once, and a directory with more rows as soon as it is written, because each run
+#: reads the state of all messages that it has not forgotten.
+MERGED_AT_ONCE, LARGE_ROWS = 8, 100_000
 #: Larger directories of events are not merged, and deleted as a whole once they are old.
 MAX_MERGED_EVENTS = 2_000_000
 #: Without news for this long, a message is forgotten: one that was acked at its first delivery, one that ended in any
@@ -85,15 +89,17 @@ class LiveWindows(Run):
         """
         with self._lake.alone(TABLE):
             commit = self._lake.last_commit(TABLE)
-            changed = 0
             if commit is None or commit["basis"] != _BASIS or commit["round"] < self._round["batch"]:
-                commit, changed = self._computed(commit or _FIRST, now_ms)
-            left_out = len(commit["totals"]) - len(commit["kept"])
-            status = {"version": VERSION, "computed_ms": now_ms, "begin_s": commit["begin_s"]}
-            self._lake.write_text(STATUS_FILE, json.dumps({**status, "queues_left_out": left_out}))
-        return changed
+                return self._compute(commit or _FIRST, now_ms)
+            self._write_status(commit, now_ms)
+        return 0
 
-    def _computed(self, last: Commit, now_ms: int) -> tuple[Commit, int]:
+    def _write_status(self, commit: Commit, now_ms: int) -> None:
+        left_out = len(commit["totals"]) - len(commit["kept"])
+        status = {"version": VERSION, "computed_ms": now_ms, "begin_s": commit["begin_s"]}
+        self._lake.write_text(STATUS_FILE, json.dumps({**status, "queues_left_out": left_out}))
+
+    def _compute(self, last: Commit, now_ms: int) -> int:
         for place in last["garbage"]:
             self._lake.delete(place)
         # Rows and parts of another release may lack what this one computes its columns from.
@@ -102,11 +108,11 @@ class LiveWindows(Run):
         self._number = last["batch"] + 1
         self._stage = self._lake.stage(TABLE, self._number)
         new = self._ingested(before["last"])
-        marks, ended = self._marks(new["markers"]), self._purges(new["markers"])
+        marks, ended = self._marks_and_purges(new["markers"])
         known = [Subscription.read(document) for document in self._round["subscriptions"]]
         subscriptions = Subscriptions(self._spark, self._names, known, marks)
         # Clocks and the order of keys matter for differences, which nothing here reads.
-        cut = self._cut(marks, ended, [], subscriptions, keyed=False)
+        cut = self._cut(marks, ended, None, subscriptions, keyed=False)
         state = self._table(_SCHEMA, before["state"])
         carried = state.select(F.explode("parts").alias("part")).select("part.*")
         parts = added_up(*parts_of(new, subscriptions, [carried]), *self._missed(subscriptions, marks)).persist()
@@ -114,13 +120,21 @@ class LiveWindows(Run):
         purged = [*map(list, ended)] != [*map(list, before["purges"])]
         former = _newest(state if purged else _about(state, parts)).persist()
         try:
-            tables = self._write_state(former, parts, cut)
-            tables |= self._write_events(former, now_ms)
+            self._stage_rows(former, parts, cut)
+            queues = self._stage_events(former, now_ms)
         finally:
             parts.unpersist()
             former.unpersist()
-        kept, changed = self._write_windows(tables, now_ms)
-        places = [place for name in ("state", "events") for place, *_ in tables[name]]
+        totals = self._totals(queues, now_ms)
+        windows = self._windows(queues, totals["totals"], totals["kept"])
+        self._write_windows(windows)
+        if before["day"] != totals["day"]:
+            self._clean(totals["kept"], (now_ms // SECOND_MS - KEEP_S) // HOUR_S)
+        self._write_status(totals, now_ms)
+        # The windows are published; only the commit waits for this.
+        states, state_part = self._merge_state()
+        counts, counts_part = self._merge_events(queues, now_ms)
+        named = [place for place, *_ in (*states, *counts)]
         commit = {
             "basis": _BASIS,
             "round": self._round["batch"],
@@ -129,101 +143,114 @@ class LiveWindows(Run):
             "purges": ended,
             "subscriptions": subscriptions.document(),
             "begins": self._begins,
-            **tables,
-            "kept": kept,
-            "garbage": [place for name in ("state", "events") for place, *_ in last[name] if place not in places],
+            **totals,
+            "state": states,
+            "events": counts,
+            "garbage": [place for name in ("state", "events") for place, *_ in last[name] if place not in named],
         }
-        staged = {_STATE: "state", _EVENTS: "events"}
-        # An empty one would never be deleted.
-        staged = {table: part for table, part in staged.items() if batch_place(table, self._number) in places}
+        staged = {_STATE: state_part, _EVENTS: counts_part}
+        # An empty directory would never be deleted.
+        staged = {table: part for table, part in staged.items() if batch_place(table, self._number) in named}
         self._lake.publish(TABLE, self._number, staged, commit)
         # Only now: a run that was killed before its commit may keep other queues the next time.
-        for queue in {*before["kept"]} - {*kept}:
+        for queue in {*before["kept"]} - {*totals["kept"]}:
             self._lake.delete(windows_folder(queue))
-        return commit, changed
+        return len(windows)
 
-    def _write_state(self, former: DataFrame, parts: DataFrame, cut: Cut) -> Commit:
+    def _stage_rows(self, former: DataFrame, parts: DataFrame, cut: Cut) -> None:
         """Stage the new rows of all messages that have news."""
-        news, newest_ms = parts.agg(F.count(F.lit(1)), F.unix_millis(F.max("last_at"))).collect()[0]
         told = former.select(F.explode("parts").alias("part")).select("part.*")
         rows = lifecycle(added_up(parts, told), cut).withColumn("number", F.lit(2 * self._number + 1).cast("long"))
-        rows.write.parquet(f"{self._stage}/rows")
         # The identity of a message changes when its id or its queue becomes known.
         gone = former.select("id", "queue").withColumn("number", F.lit(2 * self._number))
-        directories = self._before["state"]
-        merged = _merged(directories, news)
-        others = self._table(_SCHEMA, directories[len(directories) - merged :])
-        everything = self._staged("rows", _SCHEMA).unionByName(gone, allowMissingColumns=True).unionByName(others)
-        whole = _newest(everything.select(*_SCHEMA.names))
-        if merged == len(directories):
-            # No older row could count again.
-            whole = whole.where(_may_change(newest_ms or 0))
-        whole.write.parquet(f"{self._stage}/state")
-        count = self._staged("state", _SCHEMA).count()
-        left = directories[: len(directories) - merged]
-        return {"state": [*left, *([[batch_place(_STATE, self._number), count]] if count else [])]}
+        everything = rows.unionByName(gone, allowMissingColumns=True)
+        everything.select(*_SCHEMA.names).write.parquet(f"{self._stage}/state")
 
-    def _write_events(self, former: DataFrame, now_ms: int) -> Commit:
-        """Stage by how much the number of each event differs from before, in ``delta`` and merged with others."""
-        first, last = (now_ms - KEEP_S * SECOND_MS) // MINUTE_MS, (now_ms + DAY_MS) // MINUTE_MS
-        differences = _counted(self._staged("rows", _SCHEMA), 1).unionByName(_counted(former, -1))
-        in_time = F.col("minute").between(first, last)
-        _added(differences.where(in_time)).write.parquet(f"{self._stage}/delta")
-        delta = self._staged("delta", _COUNTS)
-        by_queue = delta.groupBy("queue").agg(
+    def _stage_events(self, former: DataFrame, now_ms: int) -> list[Row]:
+        """Stage by how much the number of each event differs from before; return this for each queue."""
+        rows = self._staged("state", _SCHEMA).where(F.col("number") % 2 == 1)
+        differences = _counted(rows, 1).unionByName(_counted(former, -1)).where(_in_time(now_ms))
+        _added(differences).where("events != 0").write.parquet(f"{self._stage}/events")
+        by_queue = self._staged("events", _COUNTS).groupBy("queue")
+        return by_queue.agg(
             F.sum(F.greatest("events", F.lit(0))).alias("events"),
             F.count(F.lit(1)).alias("rows"),
             F.min("minute").alias("first"),
             F.max("minute").alias("last"),
-        )
-        queues = by_queue.collect()
-        before = self._before
-        day = now_ms // DAY_MS
+        ).collect()
+
+    def _totals(self, queues: Sequence[Row], now_ms: int) -> Commit:
+        """Return what the commit says about the events of queues."""
+        before, day = self._before, now_ms // DAY_MS
         # What is busy now should count more than what was busy months ago.
         share = 1 if day == before["day"] else 2
         totals = Counter({queue: count // share for queue, count in before["totals"].items()})
         totals.update({row.queue: row.events for row in queues if row.queue})
-        directories = [directory for directory in before["events"] if directory[2] >= first]
-        news = {"day": day, "totals": dict(totals), "begin_s": before["begin_s"], "events": directories}
-        if not queues:
-            return news
-        begin_s = min(row["first"] for row in queues) * MINUTE_S
-        news["begin_s"] = begin_s if before["begin_s"] is None else min(begin_s, before["begin_s"])
-        merged = _merged(directories, sum(row["rows"] for row in queues), MAX_MERGED_EVENTS)
-        chosen, left = directories[len(directories) - merged :], directories[: len(directories) - merged]
-        others = self._table(_COUNTS, chosen)
-        _added(delta.unionByName(others).where(in_time)).write.parquet(f"{self._stage}/events")
-        count = self._staged("events", _COUNTS).count()
-        newest = max([row["last"] for row in queues] + [minute for *_, minute in chosen])
-        return news | {"events": [*left, [batch_place(_EVENTS, self._number), count, newest]]}
+        begins = [row["first"] * MINUTE_S for row in queues]
+        begins += [] if before["begin_s"] is None else [before["begin_s"]]
+        kept = busiest(totals, before["kept"], self._max_queues) if queues else before["kept"]
+        return {"day": day, "totals": dict(totals), "kept": kept, "begin_s": min(begins, default=None)}
 
-    def _write_windows(self, tables: Commit, now_ms: int) -> tuple[list[str], int]:
-        """Write the files of the minutes whose events differ; return the queues with files, and how many minutes."""
+    def _windows(self, queues: Sequence[Row], totals: Mapping[str, int], kept: Sequence[str]) -> list[Row]:
+        """Return the minutes whose events differ."""
+        if not queues:
+            return []
         before = self._before
-        if not self._lake.staged(TABLE, self._number, "events"):
-            return before["kept"], 0
-        kept = busiest(tables["totals"], before["kept"], self._max_queues)
-        delta = self._staged("delta", _COUNTS)
-        stored = self._table(_COUNTS, before["events"])
-        changed = delta.select("queue", "minute")
+        new, stored = self._staged("events", _COUNTS), self._table(_COUNTS, before["events"])
+        changed = new.select("queue", "minute")
         entering = [queue for queue in kept if queue in before["totals"] and queue not in before["kept"]]
         if entering:
             changed = changed.unionByName(stored.where(F.col("queue").isin(entering)).select("queue", "minute"))
         changed = changed.where(F.col("queue").isin("", *kept)).distinct()
-        same = ["queue", "minute"]
-        counts = _added(delta.unionByName(stored).join(changed, same, "left_semi")).where("events > 0")
-        event = F.explode(F.sequence(F.lit(1), F.col("events"))).alias("event")
+        counts = _added(new.unionByName(stored).join(changed, ["queue", "minute"], "left_semi"))
+        # A minute may have lost all of its events, but still has a line.
+        counts = counts.withColumn("kind", F.when(F.col("events") > 0, F.col("kind")))
+        event = F.explode(F.sequence(F.lit(1), F.greatest("events", F.lit(1)))).alias("event")
         rows = summary(counts.select("queue", F.col("minute").alias("window"), "kind", "number", event))
-        # A minute may have lost all of its events.
-        windows = changed.join(rows.withColumnRenamed("window", "minute"), same, "left").collect()
-        by_hour: dict[tuple[str, int], list[Row]] = {}
+        return rows.withColumnRenamed("window", "minute").collect()
+
+    def _write_windows(self, windows: Sequence[Row]) -> None:
+        by_file: dict[str, list[Row]] = {}
         for row in windows:
-            by_hour.setdefault((row.queue, row.minute * MINUTE_S // HOUR_S), []).append(row)
-        for (queue, hour), changes in by_hour.items():
-            self._write_hour(f"{windows_folder(queue)}/{hour_file(hour)}", changes)
-        if before["day"] != tables["day"]:
-            self._clean(kept, (now_ms // SECOND_MS - KEEP_S) // HOUR_S)
-        return kept, len(windows)
+            name = f"{windows_folder(row.queue)}/{hour_file(row.minute * MINUTE_S // HOUR_S)}"
+            by_file.setdefault(name, []).append(row)
+        for name, changes in by_file.items():
+            self._write_hour(name, changes)
+
+    def _merge_state(self) -> tuple[list[Any], str]:
+        """Return the directories of the state, and where the new one is staged; merge it with former ones if due."""
+        part, directories = "state", self._before["state"]
+        size = self._staged(part, _SCHEMA).agg(F.count(F.lit(1)), F.unix_millis(F.max("last_at")))
+        [(count, newest_ms)] = size.collect()
+        merged = _merged(directories, count)
+        # The first directory has the whole history.
+        if merged or not directories:
+            directories, chosen = _divided(directories, merged)
+            whole = _newest(self._staged(part, _SCHEMA).unionByName(self._table(_SCHEMA, chosen)))
+            if not directories:
+                # No older row could count again.
+                whole = whole.where(_may_change(newest_ms or 0))
+            part = "merged-state"
+            whole.write.parquet(f"{self._stage}/{part}")
+            count = self._staged(part, _SCHEMA).count()
+        return [*directories, *([[batch_place(_STATE, self._number), count]] if count else [])], part
+
+    def _merge_events(self, queues: Sequence[Row], now_ms: int) -> tuple[list[Any], str]:
+        """Do the same for the events."""
+        part = "events"
+        directories = [directory for directory in self._before[part] if directory[2] >= _first_minute(now_ms)]
+        if not queues:
+            return directories, part
+        count, newest = sum(row["rows"] for row in queues), max(row["last"] for row in queues)
+        merged = _merged(directories, count, MAX_MERGED_EVENTS)
+        if merged:
+            directories, chosen = _divided(directories, merged)
+            whole = self._staged(part, _COUNTS).unionByName(self._table(_COUNTS, chosen)).where(_in_time(now_ms))
+            part = "merged-events"
+            _added(whole).where("events != 0").write.parquet(f"{self._stage}/{part}")
+            count = self._staged(part, _COUNTS).count()
+            newest = max(newest, *[minute for *_, minute in chosen])
+        return [*directories, [batch_place(_EVENTS, self._number), count, newest]], part
 
     def _write_hour(self, name: str, changes: Sequence[Row]) -> None:
         lines = [json.loads(line) for line in (self._lake.read_text(name) or "").splitlines()]
@@ -302,17 +329,31 @@ def _counted(lifecycle: DataFrame, number: int) -> DataFrame:
     return events(known).select(queue, minute, "kind", value.alias("number"), count)
 
 
+def _in_time(now_ms: int) -> Column:
+    return F.col("minute").between(_first_minute(now_ms), (now_ms + DAY_MS) // MINUTE_MS)
+
+
+def _first_minute(now_ms: int) -> int:
+    return (now_ms - KEEP_S * SECOND_MS) // MINUTE_MS
+
+
 def _added(counts: DataFrame) -> DataFrame:
-    total = counts.groupBy("queue", "minute", "kind", "number").agg(F.sum("events").alias("events"))
-    return total.where("events != 0")
+    return counts.groupBy("queue", "minute", "kind", "number").agg(F.sum("events").alias("events"))
+
+
+def _divided(directories: Sequence[Any], count: int) -> tuple[list[Any], list[Any]]:
+    """Return all but the last ``count`` directories, and these."""
+    at = len(directories) - count
+    return [*directories[:at]], [*directories[at:]]
 
 
 def _merged(directories: Sequence[Sequence[Any]], rows: int, most: float = math.inf) -> int:
-    """Return how many of the last directories to merge with a new one of this many rows."""
+    """Return how many of the last directories to merge with a new one of this many rows: none if there are only few."""
+    is_large = rows >= LARGE_ROWS
     count = 0
     for _, size, *_ in reversed(directories):
         if size > min(2 * rows, most):
             break
         rows += size
         count += 1
-    return count
+    return count if is_large or count + 1 >= MERGED_AT_ONCE else 0

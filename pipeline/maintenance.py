@@ -19,20 +19,20 @@ from pyspark.sql import functions as F
 
 from pipeline import live_windows
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS
-from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
+from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE
 from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, last_run, rewrite_closed
+from pipeline.record_parts import PLACE
 from pipeline.removal import Removal
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import DAYS, STREAMS
 
-#: Tables with batches, and the columns by which their rows are dated and ordered, as ``ingest`` does.
+#: The columns by which rows are ordered, in ``ingest``'s tables as it reads them.
 _ORDER = {
-    "markers": ("logged_at", "log_partition", "log_offset", "index"),
-    "messages": ("sent_at", "topic", "partition", "offset"),
-    "dead_letters": ("sent_at", "topic", "partition", "offset"),
+    "markers": ("log_partition", "log_offset", "index"),
+    "messages": PLACE,
+    "dead_letters": PLACE,
+    TABLE: ("queue", "id"),
 }
-_SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 #: Columns that Spark makes of the names of directories.
 _FOLDERS = ("side", "batch", "date")
 
@@ -151,11 +151,11 @@ class Maintenance:
             assert round_ is not None, "the lifecycle has processed a round"
             before_ms = now_ms - older_ms
             removal = Removal(self._spark, self._lake, run, round_, older_ms=older_ms, before_ms=before_ms)
-        result = Result({table: Usage() for table in (*_ORDER, TABLE)})
+        result = Result({table: Usage() for table in (*STREAMS, TABLE)})
         # A batch with rows that the live windows have counted, and others, would be counted twice.
         live = self._lake.last_commit(live_windows.TABLE)
         plan: list[Merge] = []
-        for table, schema in _SCHEMAS.items():
+        for table, schema in STREAMS.items():
             last = run["last"][table] if live is None else min(run["last"][table], live["last"][table])
             changed: dict[str, int] = {}
             if removal is not None:
@@ -216,12 +216,11 @@ class Maintenance:
         paths = [f"{self._lake.path}/{batch.place}" for batch in merge.batches if batch.files]
         left = 0
         if paths:
-            at, *order = _ORDER[merge.table]
             # The files of one table may lack columns that others have, such as those of ingest's --payload.
             reader = self._spark.read.option("mergeSchema", "true")
             rows = reader.option("basePath", f"{self._lake.path}/{merge.table}").parquet(*paths)
             rows = rows if removal is None else removal.without(merge.table, rows)
-            left = self._write(rows, at, order, merge, f"{stage}/{batch_place(merge.table, numbers[-1])}")
+            left = self._write(rows, merge, f"{stage}/{batch_place(merge.table, numbers[-1])}")
         return {"table": merge.table, "sources": numbers, "target": numbers[-1] if left else None}
 
     def _merge_closed(self, plan: Sequence[Merge], result: Result, removal: Removal | None) -> None:
@@ -236,7 +235,7 @@ class Maintenance:
             rows = self._lake.files(LIFECYCLE, merge.places)
             rows = rows if removal is None else removal.without_messages(rows)
             name = f"merged-{index}"
-            left = self._write(rows, "sent_at", ["queue", "id"], merge, f"{stage}/{name}")
+            left = self._write(rows, merge, f"{stage}/{name}")
             replaced.append((merge.places, name if left else None))
         removed = former.get("removed", NOTHING_REMOVED)
         if removal is not None and result.messages_removed:
@@ -246,7 +245,7 @@ class Maintenance:
         for name in (name for _, name in replaced if name is not None):
             self._measure(TABLE, batch_place(f"{TABLE}/side={name}", number), result)
 
-    def _write(self, rows: DataFrame, at: str, order: Sequence[str], merge: Merge, path: str) -> int:
+    def _write(self, rows: DataFrame, merge: Merge, path: str) -> int:
         """Write the rows of a merge, and return their number; if it is not too large, in one file for each date.
 
         Raises:
@@ -255,7 +254,8 @@ class Maintenance:
         count = rows.count()
         if not count:
             return 0
-        dated = rows.drop(*_FOLDERS).withColumn("date", F.to_date(at))
+        order = _ORDER[merge.table]
+        dated = rows.drop(*_FOLDERS).withColumn("date", F.to_date(DAYS.get(merge.table, "sent_at")))
         parts = math.ceil(merge.bytes / self._target_bytes)
         spread = dated.repartitionByRange(parts, "date", *order) if parts > 1 else dated.repartition(1)
         spread.sortWithinPartitions("date", *order).write.partitionBy("date").parquet(path)

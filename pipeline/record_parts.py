@@ -11,20 +11,24 @@ partition, so ``pos`` tells which of two came first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import reduce
 
+import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField, StructType
 
-from pipeline.deduplicated import PLACE, dropped
 from pipeline.subscriptions import DRAWN, Subscriptions
 from pipeline.tables import LAST_MS, columns
 
+PLACE = ("topic", "partition", "offset")
 KEY = (*PLACE, "subscription")
 #: The condition of a marker that delays a message with a deduplication id.
 HAS_ID = "kind = 'DELAY' AND text IS NOT NULL"
+#: The columns of the messages with one id, which one tracker reads in the order of its log, and those of duplicates.
+_SCOPE = ("queue", "text", "log_partition")
+_DROPPED = columns("queue string, topic string, partition long, offset long")
 
 _ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp, in_order boolean"
 _PAYLOAD = "id string, record_at timestamp, size int"
@@ -137,14 +141,67 @@ def of_duplicates(
 ) -> DataFrame:
     """Return the parts that mark duplicates: messages that their tracker may have dropped.
 
-    ``shortest`` and ``longest`` are the windows of queues in ms, "*" those of all others. A message that
-    the tracker accepted may therefore be marked; its fact shows that it was accepted.
+    A tracker drops a message if it accepted another one with the same id less than a window before. A dropped message
+    does not extend the window. The markers do not show which window the tracker knew. ``shortest`` and ``longest`` are
+    the windows that queues have had, in ms, "*" those of all others. If both are equal, the result is exact. Otherwise
+    a message that the tracker accepted may be marked; its fact shows that it was accepted.
     """
     facts = markers.where(F.col("kind").isin(*_FACTS) & F.col("topic").startswith(DRAWN))
-    rows = dropped(markers.where(HAS_ID), facts, by_queue(shortest), by_queue(longest))
+    rows = markers.where(HAS_ID).join(
+        facts.select(*PLACE, F.lit(True).alias("has_fact")).distinct(), list(PLACE), "left"
+    )
+    rows = rows.select(
+        *_SCOPE,
+        F.unix_millis("logged_at").alias("now_ms"),
+        F.coalesce("has_fact", F.lit(False)).alias("has_fact"),
+        by_queue(shortest).alias("shortest_ms"),
+        by_queue(longest).alias("longest_ms"),
+        *PLACE,
+        "log_offset",
+        "index",
+    )
+    in_order = rows.repartition("queue", "text").sortWithinPartitions(*_SCOPE, "log_offset", "index")
+    rows = in_order.mapInArrow(_dropped, _DROPPED)
     subscription = subscriptions.of(F.col("queue"), F.col("topic"))
     columns = {"queue": F.col("queue"), "duplicate": F.lit(True)}
     return _row(rows.withColumn("subscription", subscription), columns)
+
+
+def _dropped(tables: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    scope, id_ = None, Id()
+    for table in tables:
+        scopes, messages = (
+            zip(*[table.column(name).to_pylist() for name in names], strict=True)
+            for names in (_SCOPE, ("now_ms", "has_fact", "shortest_ms", "longest_ms"))
+        )
+        kept = []
+        for own, message in zip(scopes, messages, strict=True):
+            if own != scope:
+                scope, id_ = own, Id()
+            kept.append(id_.may_drop(*message))
+        yield table.select(_DROPPED.names).filter(pa.array(kept, pa.bool_()))
+
+
+class Id:
+    """The messages with one id, which one tracker reads in the order of its log."""
+
+    def __init__(self) -> None:
+        #: When the last message was certainly accepted, and when the last one may have been.
+        self._accepted_ms: int | None = None
+        self._maybe_accepted_ms: int | None = None
+
+    def may_drop(self, now_ms: int, has_fact: bool, shortest_ms: int, longest_ms: int) -> bool:
+        """Take the next message; return whether it may be a duplicate. A fact shows that it was accepted."""
+        if has_fact or not _is_within(now_ms, self._maybe_accepted_ms, longest_ms):
+            self._accepted_ms = self._maybe_accepted_ms = now_ms
+            return False
+        if not _is_within(now_ms, self._accepted_ms, shortest_ms):
+            self._maybe_accepted_ms = now_ms
+        return True
+
+
+def _is_within(now_ms: int, accepted_ms: int | None, window_ms: int) -> bool:
+    return accepted_ms is not None and now_ms - accepted_ms < window_ms
 
 
 def later_by(at: Column, by_ms: Column) -> Column:

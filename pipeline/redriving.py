@@ -8,7 +8,6 @@ again, twice at the same time, and Spark may retry a task.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator, Mapping
@@ -27,9 +26,8 @@ from pyspark.storagelevel import StorageLevel
 from marq.wire.dead_letter_notes import Disposition
 from pipeline import dead_letters
 from pipeline.dead_letters import Requester
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
-from pipeline.kafka import Connection, TopicAdmin
+from pipeline.errors import PipelineError, sentence
+from pipeline.kafka import Connection, TopicAdmin, committed_records
 from pipeline.writing import Progress, StepPacer, limit_arrow_batches, markers_of, write
 
 STEP_LETTERS = 25_000
@@ -85,18 +83,10 @@ class Letters:
 
     def records(self, ranges: Mapping[int, range]) -> DataFrame:
         """Return the committed records of these offsets."""
-        starts = {str(partition): offsets.start for partition, offsets in ranges.items()}
-        stops = {str(partition): offsets.stop for partition, offsets in ranges.items()}
-        options = self.connection.options() | {
-            "assign": json.dumps({self.topic: sorted(ranges)}),
-            "startingOffsets": json.dumps({self.topic: starts}),
-            "endingOffsets": json.dumps({self.topic: stops}),
-            "includeHeaders": "true",
-            "kafka.isolation.level": "read_committed",
-            # Dead letters that retention removes meanwhile can't be redriven; the others still can.
-            "failOnDataLoss": "false",
-        }
-        return self.spark.read.format("kafka").options(**options).load()
+        bounds = {self.topic: {partition: (offsets.start, offsets.stop) for partition, offsets in ranges.items()}}
+        # Dead letters that retention removes meanwhile can't be redriven; the others still can.
+        options = {"failOnDataLoss": "false", "includeHeaders": "true"}
+        return committed_records(self.spark, self.connection, bounds, **options)
 
     def survey(self, request: Request) -> ChosenDeadLetters:
         """Find the dead letters of a request."""

@@ -24,7 +24,7 @@ from pipeline.lake import Commit, Lake
 from pipeline.lifecycle import LIFECYCLE
 from pipeline.record_parts import ABOUT_NO_RECORD, HAS_ID, PLACE
 from pipeline.spans import show_ms
-from pipeline.subscriptions import DRAWN
+from pipeline.subscriptions import named
 from pipeline.tables import MARKERS
 
 #: States of messages whose history can be removed.
@@ -81,14 +81,14 @@ class Removal:
     def _readable(self, closed: DataFrame) -> DataFrame:
         """Return the ids of messages with records that queues' own topics still have."""
         topic = F.col("gone_topic")
-        named = ~topic.startswith(DRAWN) & ~topic.isin(self._names.messages, self._names.dead_letters)
         begins = [
             (topic, int(partition), offset)
             for topic, partitions in self._round["begins"].items()
             for partition, offset in partitions.items()
         ]
         known = self._spark.createDataFrame(begins, "gone_topic string, gone_partition long, begin long")
-        rows = _places(closed).where(named).join(F.broadcast(known), ["gone_topic", "gone_partition"], "left")
+        rows = _places(closed).where(named(topic, self._names))
+        rows = rows.join(F.broadcast(known), ["gone_topic", "gone_partition"], "left")
         return rows.where(F.col("begin").isNull() | (F.col("gone_offset") >= F.col("begin"))).select("id")
 
     def _with_kept_deduplication_ids(self, messages: DataFrame) -> DataFrame | None:

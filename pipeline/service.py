@@ -17,8 +17,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from py4j.protocol import Py4JNetworkError
 
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 
 #: The parts of a round.
 INGEST, WINDOWS = "ingest", "windows"

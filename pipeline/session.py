@@ -23,8 +23,7 @@ from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
 from pipeline import class_archive, jars, java
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 
 #: Heap of the Java process on one machine. With Java's other memory (0.6 GiB), this process, and a Python worker of
 #: 0.3 GiB for each of two cores, a job stays below 4 GiB.

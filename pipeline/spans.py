@@ -1,4 +1,4 @@
-"""Durations, times and sizes as users write them: ``90s``, ``7d``, ``2026-11-21T08:00``, ``4KiB``.
+"""Durations, times and sizes as users write them: ``90s``, ``7d``, ``2026-11-21T08:00``, ``4KiB``; and lines of text.
 
 Errors name the option (``name``) that a text came from.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from pipeline.errors import PipelineError
@@ -71,3 +71,10 @@ def show_bytes(size: float) -> str:
 def show_moment(ms: int) -> str:
     """Return a time in UTC, to the second."""
     return datetime.fromtimestamp(ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines with columns of equal width, the first one aligned to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = [[text.rjust(width) for text, width in zip(row, widths, strict=True)] for row in rows]
+    return ["  ".join([row[0].ljust(widths[0]), *line[1:]]) for row, line in zip(rows, lines, strict=True)]

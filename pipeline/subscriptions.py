@@ -111,13 +111,9 @@ class Subscriptions:
         """Return queue, topic and whether it is current, of each."""
         return [[subscription.queue, subscription.topic, subscription.current] for subscription in self._all]
 
-    def named(self, topic: Column) -> Column:
-        """Return whether queues name, or named, a topic, like :meth:`Names.is_senders_topic`."""
-        return ~topic.startswith(DRAWN) & ~topic.isin(self._names.messages, self._names.dead_letters)
-
     def of(self, queue: Column, topic: Column) -> Column:
         """Return the subscription of a row."""
-        return F.when(self.named(topic), F.coalesce(queue, F.lit(""))).otherwise("")
+        return F.when(named(topic, self._names), F.coalesce(queue, F.lit(""))).otherwise("")
 
     def of_messages(self, messages: DataFrame) -> DataFrame:
         """Return a row for each queue of each record, with its ``queue`` and ``subscription``."""
@@ -224,6 +220,11 @@ class Subscriptions:
                 if after < upto:
                     rows.append((subscription.topic, partition, subscription.queue, after, upto))
         return self._spark.createDataFrame(rows, _MISSED) if rows else None
+
+
+def named(topic: Column, names: Names) -> Column:
+    """Return whether queues name, or named, a topic, like :meth:`Names.is_senders_topic`."""
+    return ~topic.startswith(DRAWN) & ~topic.isin(names.messages, names.dead_letters)
 
 
 def _ends(marks: Iterable[Mark]) -> dict[tuple[str, str, int], int]:

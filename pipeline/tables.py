@@ -67,3 +67,6 @@ DEAD_LETTERS = columns(
     origin_topic string, origin_partition long, origin_offset long
     """
 )
+#: The tables of ingest's streams, and the columns that date their rows.
+STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
+DAYS = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}

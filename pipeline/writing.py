@@ -16,8 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from marq.settings.topic_configs import LIMIT
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 from pipeline.kafka import Connection, TopicAdmin
 
 #: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").

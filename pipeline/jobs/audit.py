@@ -16,8 +16,8 @@ from pyspark.sql import functions as F
 from marq.wire.names import Names
 from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, verdict, wrong
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS, digest_of_record
-from pipeline.lake import Commit, Lake
+from pipeline.ingest import digest_of_record
+from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, Run
 from pipeline.session import session
 from pipeline.spans import moment_ms, show_moment

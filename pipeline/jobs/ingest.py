@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from functools import cache
 
 from pipeline.errors import PipelineError
 from pipeline.ingest import MARKERS_LIMIT, RECORDS_LIMIT, Ingest
@@ -58,8 +59,7 @@ def run(options: argparse.Namespace) -> int:
     spark = session("ingest")
     steps, topics, lake = StepLog(), TopicAdmin(spark, connection), Lake(spark, options.data)
     ingest = Ingest(spark, connection, topics, lake, payload=options.payload, say=steps.say, limits=limits)
-    quick = for_few_rows(spark)
-    few = (quick, Lake(quick, options.data))
+    few_rows_session = cache(for_few_rows)
     service = Service(options.every, options.follow, lambda text: print(text, file=sys.stderr, flush=True))
 
     def read() -> None:
@@ -73,7 +73,8 @@ def run(options: argparse.Namespace) -> int:
     def compute() -> None:
         # The first windows are those of the whole history.
         is_small = lake.last_commit(TABLE) is not None and service.news < SMALL_ROWS
-        changed = LiveWindows(*(few if is_small else (spark, lake))).update(int(began_s * 1000))
+        chosen = few_rows_session(spark) if is_small else spark
+        changed = LiveWindows(chosen, Lake(chosen, options.data)).update(int(began_s * 1000))
         if changed:
             print(f"computed {changed:,} windows in {steps.seconds():.1f} s", flush=True)
 

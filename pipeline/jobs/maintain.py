@@ -16,7 +16,7 @@ from pipeline.jobs.lifecycle import StepLog
 from pipeline.lake import Lake
 from pipeline.maintenance import Maintenance, Result
 from pipeline.session import session
-from pipeline.spans import DAY_MS, duration_ms, show_bytes, show_moment, size_bytes
+from pipeline.spans import DAY_MS, aligned, duration_ms, show_bytes, show_moment, size_bytes
 
 TARGET = "128MiB"
 
@@ -62,11 +62,4 @@ def _lines(result: Result) -> list[str]:
         if usage.files_after is not None and usage.bytes_after is not None:
             after = (f"{usage.files_after:,}", show_bytes(usage.bytes_after))
         rows.append((table, *before, *after))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            text.rjust(width) if at else text.ljust(width)
-            for at, (text, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
+    return aligned(rows)

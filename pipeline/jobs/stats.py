@@ -22,7 +22,7 @@ from pipeline import dashboard, plots, report
 from pipeline.errors import PipelineError, unknown_queue
 from pipeline.lake import Lake
 from pipeline.session import session
-from pipeline.spans import SECOND_MS, duration_ms, moment_ms, show_moment, show_ms
+from pipeline.spans import SECOND_MS, aligned, duration_ms, moment_ms, show_moment, show_ms
 from pipeline.statistics import message_keys, statistics
 from pipeline.tables import MESSAGES, PAYLOAD
 from pipeline.windows import Windows, chosen_windows
@@ -94,16 +94,8 @@ def _lines(rows: pd.DataFrame, windows: Windows) -> list[str]:
     heads = ("queue", "sent", "sent/s", "acked", "dead", "open", "delayed", "wait p99", "run p99")
     totals = rows[rows["scope"] == "total"].sort_values("sent", ascending=False).to_dict("records")
     lines = [heads, *(_line(total) for total in totals)]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    table = [
-        "  ".join(
-            text.rjust(width) if at else text.ljust(width)
-            for at, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
     shown = f"{show_moment(windows.begin_ms)} to {show_moment(windows.end_ms)} UTC"
-    return [f"{shown}, {windows.count:,} windows of {show_ms(windows.length_ms)}", "", *table, ""]
+    return [f"{shown}, {windows.count:,} windows of {show_ms(windows.length_ms)}", "", *aligned(lines), ""]
 
 
 def _line(total: Mapping[str, Any]) -> tuple[str, ...]:

@@ -14,15 +14,11 @@ from pyspark.sql import SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from pipeline.ingest import ROUNDS
-from pipeline.lake import Lake
+from pipeline.lake import ROUNDS, Lake
 from pipeline.subscriptions import Subscription
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import DAYS, STREAMS
 
 Offsets = dict[str, dict[str, int]]
-#: The columns that date the rows.
-DAYS = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}
-SCHEMAS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 
 
 @dataclass(frozen=True)
@@ -66,7 +62,7 @@ class Directory:
     def __post_init__(self) -> None:
         self.lake = Lake(self.spark, str(self.path))
         self.lake.belong("cluster", "marq")
-        self._batches = dict.fromkeys(SCHEMAS, -1)
+        self._batches = dict.fromkeys(STREAMS, -1)
         self._rounds = 0
 
     def _parts(self, rows: pa.Table, day_of: str) -> Iterator[tuple[str, pa.Table]]:
@@ -79,7 +75,7 @@ class Directory:
 
     def bring(self, tables: Tables) -> None:
         """Add a round with some rows."""
-        for stream in SCHEMAS:
+        for stream in STREAMS:
             rows: pa.Table = getattr(tables, stream)
             self._batches[stream] += 1
             number = self._batches[stream]
@@ -103,7 +99,7 @@ class Directory:
             "paused_at": self.paused_at,
             "subscriptions": [each.document() for each in self.subscriptions],
             "names": self.names,
-            "gaps": {**dict.fromkeys(SCHEMAS, ()), "messages": self.gaps},
+            "gaps": {**dict.fromkeys(STREAMS, ()), "messages": self.gaps},
             "compacted": self.compacted,
             "quarantined": self.quarantined,
             "unread": {},

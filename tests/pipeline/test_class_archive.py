@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline import class_archive
+from pipeline import class_archive, java
 
 
 @pytest.fixture
@@ -14,7 +14,11 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.usefixtures("needs_spark")
-def test_java_starts_from_the_archive_of_its_own_and_of_these_jars(cache: Path) -> None:
+def test_java_starts_from_the_archive_of_its_own_and_of_these_jars(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if (chosen := java.home()) is not None:
+        monkeypatch.setenv("JAVA_HOME", str(chosen))
     target = class_archive.path()
     assert (target.parent, class_archive.flags()) == (cache, [])
     # An empty archive stands for a Java that writes none.

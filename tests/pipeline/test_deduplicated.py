@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.deduplicated import Id
+from pipeline.record_parts import Id
 
 
 @pytest.mark.parametrize(

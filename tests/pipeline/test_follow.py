@@ -31,6 +31,8 @@ class Follow:
         #: What a job without --follow finds.
         self.has_windows = False
         self.computed = 0
+        #: Sessions for few rows.
+        self.sessions = 0
 
 
 @pytest.fixture
@@ -62,7 +64,12 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
             return found
 
     lake = SimpleNamespace(last_commit=lambda _: {} if said.has_windows else None)
-    for name in ("session", "for_few_rows", "TopicAdmin"):
+
+    def for_few_rows(_: object) -> None:
+        said.sessions += 1
+
+    monkeypatch.setattr(ingest, "for_few_rows", for_few_rows)
+    for name in ("session", "TopicAdmin"):
         monkeypatch.setattr(ingest, name, lambda *_: None)
     monkeypatch.setattr(ingest, "Lake", lambda *_: lake)
     monkeypatch.setattr(ingest, "Ingest", Rounds)
@@ -116,7 +123,7 @@ def test_a_single_round_updates_windows_only_if_there_are_any(follow: Follow, *,
 
     assert cli.main(["ingest"]) == 0
 
-    assert follow.computed == has_windows
+    assert (follow.computed, follow.sessions) == (has_windows, has_windows)
 
 
 def get(port: int | None, path: str) -> tuple[int, str]:

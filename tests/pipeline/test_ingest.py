@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import shutil
 import time
 import uuid
 from collections import Counter
@@ -29,9 +30,9 @@ from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
-from pipeline.ingest import ROUNDS, Ingest
+from pipeline.ingest import Ingest
 from pipeline.kafka import Connection, TopicAdmin
-from pipeline.lake import Lake
+from pipeline.lake import ROUNDS, Lake
 from pipeline.subscriptions import Subscription
 from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.client.waiting import wait_until
@@ -370,6 +371,12 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
         about.write_text(json.dumps({**json.loads(written), **changed}))
         refused(sentence, path=tmp_path / "data")
     about.write_text(written)
+    commits = tmp_path / "data" / "_commits"
+    commits.rename(tmp_path / "commits")
+    (tmp_path / "data" / "messages" / "batch=000000001").mkdir()
+    refused(f"{commits}/messages was deleted or is incomplete")
+    shutil.rmtree(tmp_path / "data" / "messages" / "batch=000000001")
+    (tmp_path / "commits").rename(commits)
     (tmp_path / "file").write_text("x")
     refused("expected a directory, got a file", path=tmp_path / "file")
     refused("expected a path without", path=tmp_path / "[a]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
@@ -15,12 +16,14 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from marq.wire.live_windows import STATUS_FILE, WINDOWS_FOLDER
+from pipeline import live_windows
+from pipeline.errors import PipelineError
 from pipeline.lake import Lake
 from pipeline.lifecycle_runs import Run
 from pipeline.live_windows import LiveWindows, _merged, busiest
 from pipeline.maintenance import Maintenance
 from pipeline.statistics import EVENTS, MEASURED, statistics
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES, STREAMS
 from pipeline.windows import Windows, span
 from tests.pipeline.directory import Directory, Tables, arrow
 from tests.pipeline.stories import BEGIN, MESSAGES_TOPIC, Log, at, told
@@ -98,32 +101,42 @@ class KilledAt(Lake):
             raise KeyboardInterrupt
 
 
-#: One file of windows is written; the tables are in their places without a commit; the commit is written.
-STEPS = ((WINDOWS_FOLDER, False), ("_commits/live", True), ("_commits/live", False))
+#: One file of windows is written; all are; the tables are in their places without a commit; the commit is written.
+STEPS = ((WINDOWS_FOLDER, False), (STATUS_FILE, False), ("_commits/live", True), ("_commits/live", False))
 #: Ends of rounds: messages are waiting, leased, dead or acked, and some acked ones are forgotten.
 ENDS = (1.6, 3.2, 33.1, 200)
 
 
 @pytest.fixture(scope="module")
 def in_rounds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
-    """The stories in several rounds, with a run after each; three runs of the third round are killed."""
+    """The stories in several rounds, with a run after each that merges directories; runs of the third are killed."""
     found = directory(spark, tmp_path_factory.mktemp("rounds"))
-    for number, tables in enumerate(rounds(told()[0], *ENDS)):
-        found.bring(tables)
-        for step in STEPS if number == 2 else ():
-            with pytest.raises(KeyboardInterrupt):
-                LiveWindows(spark, KilledAt(spark, str(found.path), *step)).update(NOW_MS)
-        LiveWindows(spark, found.lake).update(NOW_MS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(live_windows, "MERGED_AT_ONCE", 2)
+        for number, tables in enumerate(rounds(told()[0], *ENDS)):
+            found.bring(tables)
+            for step in STEPS if number == 2 else ():
+                killed_at(found, *step)
+            LiveWindows(spark, found.lake).update(NOW_MS)
     return found
+
+
+def killed_at(directory: Directory, prefix: str, before: bool) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        LiveWindows(directory.spark, KilledAt(directory.spark, str(directory.path), prefix, before)).update(NOW_MS)
 
 
 def test_the_same_records_give_the_same_rows_as_stats_in_one_run(spark: SparkSession, tmp_path: Path) -> None:
     whole = directory(spark, tmp_path)
     whole.bring(told()[0].tables())
 
+    killed_at(whole, STATUS_FILE, False)
+    published = of_queues(written(tmp_path))
+    merged = [*tmp_path.glob("live/side=*"), *tmp_path.glob("_staging/live-*/merged-*")]
     LiveWindows(spark, whole.lake).update(NOW_MS)
 
-    assert of_queues(written(tmp_path)) == computed(whole)
+    assert merged == [], "the windows do not wait for it"
+    assert published == of_queues(written(tmp_path)) == computed(whole)
 
 
 @pytest.mark.verify
@@ -190,6 +203,31 @@ def test_directories_that_no_commit_names_are_deleted_by_the_next_run(in_rounds:
 
 
 @pytest.mark.verify
+@pytest.mark.parametrize(
+    ("deleted", "lacks"),
+    [
+        ("*", r"_commits/markers was deleted .* batch 4, because markers/batch=000000004 exists"),
+        ("messages", r"_commits/messages .* batch 4, because the last commit of \w+ names it"),
+        ("rounds", r"_commits/rounds .* batch 4, because the last commit of (live|lifecycle) names it"),
+        ("markers/*4.json", r"_commits/markers .* batch 4, because the last commit of \w+ names it"),
+    ],
+)
+def test_ingest_refuses_a_directory_without_its_commits(
+    in_rounds: Directory, tmp_path: Path, deleted: str, lacks: str
+) -> None:
+    copy = tmp_path / "data"
+    shutil.copytree(in_rounds.path, copy)
+    lake = Lake(in_rounds.spark, str(copy))
+    lake.check_commits(STREAMS)
+
+    for path in (copy / "_commits").glob(deleted):
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    with pytest.raises(PipelineError, match=f"{copy}/{lacks}"):
+        lake.check_commits(STREAMS)
+
+
+@pytest.mark.verify
 def test_a_queue_that_gets_among_the_busiest_has_all_of_its_windows(spark: SparkSession, tmp_path: Path) -> None:
     log = Log()
     for offset, (queue, seconds) in enumerate([("a", 1), ("a", 2), ("b", 3), *[("b", 70)] * 5]):
@@ -228,11 +266,18 @@ def test_maintain_leaves_batches_that_the_windows_have_not_counted(spark: SparkS
     assert merged() == 3
 
 
-def test_a_directory_is_merged_with_those_that_are_at_most_twice_as_large() -> None:
+def test_a_directory_is_merged_with_those_that_are_at_most_twice_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_windows, "MERGED_AT_ONCE", 2)
     assert _merged([["a", 100], ["b", 10], ["c", 3]], 2) == 2
     assert _merged([["a", 100], ["b", 10], ["c", 3]], 1) == 0
     assert _merged([["a", 100, 5], ["b", 10, 5]], 60, most=50) == 1
     assert _merged([], 5) == 0
+
+
+def test_directories_are_merged_once_they_are_several_or_the_new_one_is_large() -> None:
+    assert _merged([["a", 100], *[["b", 10]] * 6], 10) == 0
+    assert _merged([["a", 1_000], *[["b", 10]] * 7], 10) == 7
+    assert _merged([["a", 100]], live_windows.LARGE_ROWS) == 1
 
 
 def test_a_queue_keeps_its_place_among_the_busiest_until_another_has_twice_as_many_events() -> None:

@@ -27,9 +27,9 @@ from pipeline.lifecycle_runs import TABLE, Run
 from pipeline.maintenance import Batch, Maintenance, Result, merges
 from pipeline.spans import DAY_MS
 from pipeline.subscriptions import Subscription
-from pipeline.tables import MARKERS
+from pipeline.tables import DAYS, MARKERS, STREAMS
 from tests.pipeline.conftest import Command
-from tests.pipeline.directory import DAYS, SCHEMAS, Directory, Tables
+from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.namespace import Namespace, ingest
 from tests.pipeline.processes import LIMIT_SECONDS, ROOT, killed
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, told
@@ -107,14 +107,14 @@ def contents(lake: Lake) -> Rows:
     """Return the rows of each table, by the commits; without the columns of directories."""
     round_ = lake.last_commit("rounds")
     assert round_ is not None
-    frames = {name: lake.table(name, schema, round_["last"][name]) for name, schema in SCHEMAS.items()}
+    frames = {name: lake.table(name, schema, round_["last"][name]) for name, schema in STREAMS.items()}
     frames[TABLE] = lake.read(TABLE)
     return {name: sorted(map(repr, frame.drop("side", "batch", "date").collect())) for name, frame in frames.items()}
 
 
 def listed(lake: Lake) -> dict[str, int]:
     """Return the rows of readers that only list the directories."""
-    return {name: pyarrow.dataset.dataset(folder(lake) / name, partitioning="hive").count_rows() for name in SCHEMAS}
+    return {name: pyarrow.dataset.dataset(folder(lake) / name, partitioning="hive").count_rows() for name in STREAMS}
 
 
 def files(lake: Lake) -> dict[str, int]:
@@ -153,7 +153,7 @@ def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, comm
     assert len(lake.last_commit(TABLE)["closed"]) == 1  # type: ignore[index]
     assert len([name for name in files(lake) if name.endswith(".parquet")]) < len(parquet)
     again = command(f"maintain --json --data {lake.path}").json["tables"]
-    assert {name: usage["directories"] for name, usage in again.items()} == dict.fromkeys([*SCHEMAS, TABLE], 0)
+    assert {name: usage["directories"] for name, usage in again.items()} == dict.fromkeys([*STREAMS, TABLE], 0)
 
 
 def test_later_runs_of_the_lifecycle_find_what_they_find_without_it(
@@ -258,7 +258,7 @@ def test_whenever_it_is_killed_each_record_counts_once(
                 found = views.execute("SELECT (SELECT count(*) FROM markers), (SELECT count(*) FROM lifecycle)")
                 assert found.fetchall() == [(len(expected["markers"]), len(expected[TABLE]))]
         assert contents(lake) == expected, step
-        assert listed(lake) == {name: len(expected[name]) for name in SCHEMAS}
+        assert listed(lake) == {name: len(expected[name]) for name in STREAMS}
         maintain(spark, lake)
         assert contents(lake) == expected, step
         assert lake.names("_staging") == []
@@ -290,7 +290,7 @@ def test_after_sigkills_of_the_process_a_rerun_gives_what_an_undisturbed_one_giv
     maintain(spark, lake)
 
     assert contents(lake) == expected
-    assert listed(lake) == {name: len(expected[name]) for name in SCHEMAS}
+    assert listed(lake) == {name: len(expected[name]) for name in STREAMS}
     assert lake.names("_staging") == []
     assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
 
@@ -476,7 +476,7 @@ def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
     }
     kept = lake.table("markers", MARKERS, 10**6).where("kind NOT IN ('TICK', 'ANSWERED', 'DISCARD', 'PURGE')").collect()
     assert not places & {(row.topic, row.partition, row.offset) for row in kept}
-    assert listed(lake) == {name: len(left[name]) for name in SCHEMAS}
+    assert listed(lake) == {name: len(left[name]) for name in STREAMS}
 
     done = command(f"audit --json --data {lake.path}")
 

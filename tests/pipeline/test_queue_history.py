@@ -10,9 +10,8 @@ from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
 from marq.wire.names import Names
-from pipeline.ingest import ROUNDS
 from pipeline.kafka import Connection
-from pipeline.lake import Lake
+from pipeline.lake import ROUNDS, Lake
 from pipeline.queue_history import QueueHistory
 from tests.pipeline.namespace import Namespace, ingest
 

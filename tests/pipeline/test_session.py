@@ -12,8 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.functions import udf
 
 from pipeline import jars, java
-from pipeline.error_sentences import sentence
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, sentence
 from tests.embedded.machines import fake_java, shell_script
 from tests.pipeline.processes import run
 
