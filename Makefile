@@ -78,6 +78,9 @@ broker: packages ## run Kafka in the foreground, on MARQ_BOOTSTRAP_SERVERS or 12
 bench: setup ## run the benchmarks, or compare rows with a commit: make bench ONLY=drain COMPARE=main
 	@$(RUN) -m lab.bench
 
+trace: packages ## count the files that one message visits, from send to acknowledgement
+	@$(RUN) -m lab.trace
+
 simulate: packages ## run the seeded simulation: make simulate SEEDS=10000 START=0
 	@$(RUN) -m tests.simulation $(SEEDS) --start $(START)
 
