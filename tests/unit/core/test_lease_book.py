@@ -18,6 +18,8 @@ from tests.unit.core.batches import (
     ack,
     acquire,
     payload,
+    reject,
+    release,
     renew,
 )
 from tests.unit.core.logs import T0, Log
@@ -136,6 +138,16 @@ def test_pending_rows_are_counted_for_their_limit() -> None:
 def test_a_row_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown key"):
         Log().book.restore([(b"zzz", b"")])
+
+
+def test_gauges_say_what_is_open_and_since_when() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4]))
+    log.fold(acquire([5]), release([2, 3], 10), reject([4]), at=T0 + 400)
+
+    gauge = log.book.gauges()[QUEUE]
+
+    assert (gauge.in_flight, gauge.released, gauge.rejected, gauge.oldest_ms) == (2, 2, 1, T0)
 
 
 def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message() -> None:
