@@ -68,6 +68,16 @@ def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
     assert fire.fact_kind is Kind.DEAD_LETTERED
 
 
+def test_a_message_that_ends_while_it_fires_is_not_due_again() -> None:
+    log = Log(acquire([0, 1]))
+    assert len(log.book.due(T0 + LEASE_MS)) == 2
+    log.fold(ack([0]))
+
+    log.book.forget_firing()
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1]
+
+
 def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
     log = Log()
