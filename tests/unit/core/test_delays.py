@@ -7,9 +7,9 @@ import pytest
 from marq.core import due_messages
 from marq.core.due_index import SPAN_MS
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, Source
+from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, RequestOutcome, Source
 from marq.wire.names import synthetic_topic
-from tests.unit.core.batches import DRAWN, QUEUE, delay, reschedule
+from tests.unit.core.batches import DRAWN, OTHER, QUEUE, delay, reschedule
 from tests.unit.core.logs import T0, Log
 
 HOUR_MS = 3_600_000
@@ -21,6 +21,10 @@ def fired(log: Log, now_ms: int) -> list[tuple[int, Destination, int, Cause, Kin
 
 def told(kind: Kind, offsets: list[int], cause: Cause, source: Source = DRAWN) -> Batch:
     return Fact(kind, QUEUE, 99, source, offsets, [1] * len(offsets), [cause] * len(offsets))
+
+
+def answers(log: Log) -> list[tuple[int, list[int], list[int]]]:
+    return [(answer.holder, list(answer.offsets), list(answer.outcomes)) for answer in log.book.take_answers()]
 
 
 @pytest.mark.parametrize("restart", [False, True])
@@ -39,6 +43,20 @@ def test_what_is_due_in_the_same_millisecond_comes_in_the_order_in_which_it_was_
     order = [(fire.source, fire.offset) for fire in log.book.due(T0 + HOUR_MS)]
 
     assert order == [(DRAWN, 0), *[(other, number) for number in range(20)], (DRAWN, 1), (DRAWN, 2), (DRAWN, 3)]
+
+
+def test_a_late_reschedule_is_answered_when_the_delivery_is_decided() -> None:
+    log = Log()
+    log.fold(delay([0, 1], [1, 1]))
+    gone, _ = log.book.due(T0 + 1)
+    log.fold(reschedule([0, 1], HOUR_MS))
+    assert answers(log) == []
+
+    log.fold(told(Kind.DELIVERED, [gone.offset], Cause.DUE))
+    log.book.forget_firing()
+
+    assert answers(log) == [(OTHER, [0, 1], [RequestOutcome.TOO_LATE, RequestOutcome.DONE])]
+    assert [offset for offset, *_ in fired(log, T0 + HOUR_MS)] == [1]
 
 
 @pytest.mark.parametrize("restart", [False, True])

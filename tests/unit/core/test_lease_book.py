@@ -18,6 +18,8 @@ from tests.unit.core.batches import (
     ack,
     acquire,
     payload,
+    reject,
+    release,
     renew,
 )
 from tests.unit.core.logs import T0, Log
@@ -64,6 +66,16 @@ def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
 
     assert fire.destination is Destination.NOWHERE
     assert fire.fact_kind is Kind.DEAD_LETTERED
+
+
+def test_a_message_that_ends_while_it_fires_is_not_due_again() -> None:
+    log = Log(acquire([0, 1]))
+    assert len(log.book.due(T0 + LEASE_MS)) == 2
+    log.fold(ack([0]))
+
+    log.book.forget_firing()
+
+    assert [fire.offset for fire in log.book.due(T0 + LEASE_MS)] == [1]
 
 
 def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +148,16 @@ def test_pending_rows_are_counted_for_their_limit() -> None:
 def test_a_row_with_an_unknown_key_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown key"):
         Log().book.restore([(b"zzz", b"")])
+
+
+def test_gauges_say_what_is_open_and_since_when() -> None:
+    log = Log()
+    log.fold(acquire([1, 2, 3, 4]))
+    log.fold(acquire([5]), release([2, 3], 10), reject([4]), at=T0 + 400)
+
+    gauge = log.book.gauges()[QUEUE]
+
+    assert (gauge.in_flight, gauge.released, gauge.rejected, gauge.oldest_ms) == (2, 2, 1, T0)
 
 
 def test_a_delivery_time_that_can_not_be_read_is_counted_once_for_each_message() -> None:

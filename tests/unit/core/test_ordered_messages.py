@@ -97,6 +97,22 @@ def test_holders_are_ordered_by_the_places_of_their_resumes() -> None:
     assert ordered_holder(3, 2**64 - 1) == 4 * 2**16 - 1
 
 
+@pytest.mark.parametrize("released", [False, True])
+def test_a_late_acquire_of_a_former_holder_takes_nothing_from_its_successor(released: bool) -> None:
+    log = Log(ordered([1, 2], holder=LATER, attempt=2))
+    if released:
+        log.fold(release([1, 2], 700, holder=LATER, error="why"))
+    before = log.leases()
+
+    log.fold(ordered([1, 2, 3], from_offset=0), at=T1)
+
+    after = log.leases()
+    assert {offset: after[offset] for offset in before} == before
+    assert after[3].holder == FORMER
+    counts = log.book.counts[QUEUE]
+    assert (counts.acquired, counts.reacquired, counts.redelivered) == (3, 2, 0)
+
+
 def test_a_late_acquire_of_an_earlier_attempt_does_not_set_the_attempt_back() -> None:
     # As in seed 1776 of the simulation: the first ACQUIRE timed out, and reached the log after the one of the retry.
     log = Log(ordered([1, 2, 3]), release([1, 2], 0, holder=FORMER), ordered([1], attempt=2, from_offset=1))

@@ -132,6 +132,26 @@ async def test_a_held_message_is_renewed_for_hours_and_lost_at_its_max_lease(bro
             await message.ack()
 
 
+async def test_a_pause_ends_for_workers_after_hours(broker, producer) -> None:
+    elapsed, seen = passed(broker), []
+
+    @marq.handler("emails")
+    async def handle(message: marq.Message) -> None:
+        seen.append((message.value, elapsed()))
+
+    async with broker.worker(handle):
+        await broker.queues.pause("emails", 3 * 3600)
+        await producer.send("emails", b"now")
+        await producer.send("emails", b"later", delay=60)
+        await broker.advance(3 * 3600 - 1)
+        assert seen == []
+        await broker.advance(2)
+
+    assert sorted(value for value, _ in seen) == [b"later", b"now"]
+    # The end is a whole second.
+    assert {10_800 <= at_s <= 10_801 for _, at_s in seen} == {True}
+
+
 async def test_a_handler_with_real_io_is_waited_for_in_real_time(broker, producer) -> None:
     elapsed, done = passed(broker), []
 
