@@ -1,6 +1,7 @@
 """What a real tracker writes and shows, told by markers alone.
 
-How each marker changes a message is in tests/unit/core/test_lease_machine.py and test_transitions.py, what users see of that in tests/conformance.
+How each marker changes a message is in tests/unit/core (test_lease_machine.py, test_transitions.py), what users see of
+that in tests/conformance.
 """
 
 from __future__ import annotations
