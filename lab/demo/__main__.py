@@ -40,6 +40,8 @@ from marq_worker.broker.errors import BrokerError
 PREFIX = "demo-"
 #: Directory of the pipeline's data: the pipeline's own, unless it holds other data.
 DATA_VARIABLE, DEFAULT_DATA, OTHER_DATA = "MARQ_PIPELINE_DATA", Path(".marq/pipeline"), Path(".marq/demo")
+#: Directory of an embedded broker whose topics were not ingested; it replaces that of a former demo.
+KEPT_BROKER = Path(".marq/demo-broker")
 
 
 def main() -> int:
@@ -82,7 +84,7 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
             shutil.rmtree(data, ignore_errors=True)
             audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
             keep = audited.needs_topics
-            retry = how_to_retry(audited, data, servers if broker is None else "", settings.names.prefix)
+            retry = _retry(audited, data, servers, settings.names.prefix, broker, display) if audited.failure else ""
             return account, run.events, audited, retry
         finally:
             if _given_servers() and not keep and (failure := asyncio.run(delete_topics(settings))):
@@ -113,6 +115,22 @@ def _broker(plan: DemoPlan, display: Display) -> Iterator[tuple[str, EmbeddedBro
         broker.kill()
         broker.close()
         signal.signal(signal.SIGINT, former)
+
+
+def _retry(
+    audited: Audit, data: Path, servers: str, prefix: str, broker: EmbeddedBroker | None, display: Display
+) -> str:
+    """Return how to repeat a failed audit; keep the data of an embedded broker if that needs it."""
+    if broker is None or not audited.needs_topics:
+        return how_to_retry(audited, data, servers, prefix)
+    display.phase("keep the broker's data")
+    broker.stop()
+    try:
+        shutil.rmtree(KEPT_BROKER, ignore_errors=True)
+        shutil.copytree(broker.data_directory, KEPT_BROKER)
+    except OSError as error:
+        return f"the broker's data could not be kept in {KEPT_BROKER}: {error}; to try again: make demo"
+    return how_to_retry(audited, data, servers, prefix, KEPT_BROKER)
 
 
 def _given_servers() -> str:

@@ -25,7 +25,7 @@ from lab.report import terminal_table
 SHARED = ("sent", "acked", "dead", "acked_and_dead", "lost", "duplicates", "redelivered")
 #: Maximum findings and differences to list.
 MAX_LISTED = 10
-_PIPELINE = ".venv/bin/python -m pipeline"
+_PIPELINE, _BROKER = ".venv/bin/python -m pipeline", ".venv/bin/python -m marq_worker.broker"
 _ROWS = {
     "sent": "sent",
     "acked": "handled and acked",
@@ -116,15 +116,17 @@ def complaints(account: Account, events: Sequence[Event]) -> list[str]:
     return lines + told(account.report.findings[:MAX_LISTED], events)
 
 
-def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str) -> str:
-    """Return instructions to repeat a failed audit; ``servers`` are those that still have its topics, if any."""
+def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str, broker: Path | None = None) -> str:
+    """Return instructions to repeat a failed audit; ``broker`` is the directory of a broker that was stopped."""
     again = _job("audit --drained", data)
     if audit.ingested:
         return f"{data} is kept and has all records of the run; to try again: {again}"
-    if not servers:
-        return "to try again: make demo"
-    jobs = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)} MARQ_PREFIX={prefix} {_job('ingest', data)} && {again}"
-    return f"the topics {prefix}.* and {data} are kept; to try again: {jobs}"
+    address = f"MARQ_BOOTSTRAP_SERVERS={shlex.quote(servers)}"
+    jobs = f"{address} MARQ_PREFIX={prefix} {_job('ingest', data)} && {again}"
+    if broker is None:
+        return f"the topics {prefix}.* and {data} are kept; to try again: {jobs}"
+    start = f"{address} {_BROKER} --data {shlex.quote(str(broker))}"
+    return f"{broker} and {data} are kept; to try again, start the broker: {start}\n  and in another terminal: {jobs}"
 
 
 def _job(words: str, data: Path) -> str:

@@ -36,15 +36,20 @@ class Topics:
 
 
 class Broker:
-    """An embedded broker."""
+    """An embedded broker with a file."""
 
     bootstrap_servers, pid = "127.0.0.1:5", 1
 
-    def __init__(self) -> None:
-        self.calls = list[str]()
+    def __init__(self, directory: Path) -> None:
+        self.data_directory, self.calls = directory, list[str]()
+        directory.mkdir()
+        (directory / "file").touch()
 
     def start(self, _: float) -> None:
         self.calls.append("start")
+
+    def stop(self) -> None:
+        self.calls.append("stop")
 
     def kill(self) -> None:
         self.calls.append("kill")
@@ -99,18 +104,27 @@ def test_without_an_audit_the_exit_code_is_2_and_topics_that_were_not_ingested_s
     assert topics.deleted is deleted
 
 
-def test_an_embedded_broker_ends_after_an_audit_that_failed_before_its_topics_were_ingested(
-    topics: Topics, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("writable", "says"), [(True, "start the broker: "), (False, "could not be kept")])
+def test_an_embedded_brokers_data_is_kept_for_an_audit_that_failed_before_it_was_ingested(
+    topics: Topics,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    writable: bool,
+    says: str,
 ) -> None:
-    broker = Broker()
+    broker = Broker(tmp_path / "broker")
+    kept = tmp_path / "kept" if writable else broker.data_directory / "file" / "kept"
     monkeypatch.setattr(demo, "audit", lambda *_, **__: Audit(failure="a job was interrupted"))
     monkeypatch.setattr(demo, "EmbeddedBroker", lambda: broker)
+    monkeypatch.setattr(demo, "KEPT_BROKER", kept)
     monkeypatch.delenv("MARQ_BOOTSTRAP_SERVERS")
 
     code = demo.main()
 
-    assert (code, broker.calls) == (2, ["start", "kill", "close"])
-    assert "to try again: make demo" in capsys.readouterr().out
+    assert (code, broker.calls) == (2, ["start", "stop", "kill", "close"])
+    assert says in capsys.readouterr().out
+    assert (kept / "file").exists() is writable
 
 
 def test_a_skipped_audit_is_not_a_failure(

@@ -89,7 +89,10 @@ def test_an_audit_is_repeated_from_the_ingested_data_or_the_topics_if_they_exist
     assert "the topics demo-1.* and my data are kept" in from_topics
     assert "MARQ_BOOTSTRAP_SERVERS=kafka:9092 MARQ_PREFIX=demo-1" in from_topics
     assert from_topics.endswith(f"pipeline ingest --data 'my data' && {again}")
-    assert how_to_retry(Audit(), data, "", "demo-1") == "to try again: make demo"
+    stopped = how_to_retry(Audit(), data, "127.0.0.1:5", "demo-1", Path("its data"))
+    assert "its data and my data are kept" in stopped
+    assert "MARQ_BOOTSTRAP_SERVERS=127.0.0.1:5 .venv/bin/python -m marq_worker.broker --data 'its data'\n" in stopped
+    assert stopped.endswith(from_topics.partition("try again: ")[2].replace("kafka:9092", "127.0.0.1:5"))
 
 
 def test_the_report_says_where_the_plots_are_or_why_there_are_none() -> None:
