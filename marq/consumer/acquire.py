@@ -98,10 +98,8 @@ class Acquisition:
         yield MarkerRecord.of(self._marker(), self.settings.markers_partitions)
 
     def _marker(self) -> Acquire:
-        # If the record of an ordered message was removed, the tracker sends its payload. A delayed message waits so
-        # long that the tracker would copy its payload anyway.
-        keeps = self.keys is not None or self.dues_ms is not None
-        columns = _columns(self.queue, self.source, self.taken, self.own_topic, keeps)
+        # A delayed message waits so long that the tracker would copy its payload anyway.
+        columns = _columns(self.queue, self.source, self.taken, self.own_topic, keeps=self.dues_ms is not None)
         return Acquire(
             self.queue,
             self.holder,

@@ -46,6 +46,7 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
         ("q", P0, [0], True)
     ]
     assert all(each.in_order for each in made.acquirer.of(Acquire))
+    assert all(payload.left for each in made.acquirer.of(Acquire) for payload in each.payloads)
     await made.receiver.stop_reading(1)
     await made.receiver.stop(1)
     # Offset 0 has ended: the next reader begins behind it.
