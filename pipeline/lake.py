@@ -44,6 +44,8 @@ _FEW = 100
 Commit = dict[str, Any]
 #: The streams of the commits that end rounds of ``ingest``, and of those that exchange batches.
 ROUNDS, MAINTAIN = "rounds", "maintain"
+#: Whose commits name batches of streams.
+_NAMING = (ROUNDS, "lifecycle", "live")
 
 
 class Lake:
@@ -132,7 +134,9 @@ class Lake:
 
         A process that died before a commit has left at most one batch, which the next one replaces.
         """
-        commits = {name: self.last_commit(name) or {} for name in self.names(_COMMITS)}
+        # Not those of other tables: a job may be replacing them.
+        known = {*streams, *_NAMING}.intersection(self.names(_COMMITS))
+        commits = {name: self.last_commit(name) or {} for name in known}
         reached = {name: commit.get("batch", -1) for name, commit in commits.items()}
         expected = [
             (stream, batch, f"the last commit of {name} names it")

@@ -14,8 +14,8 @@ Most runs only add a directory to each table. Once there are several that are at
 run merges them with it. So there are few directories, and each row is rewritten only a few times.
 
 The files for the dashboard (:mod:`marq.wire.live_windows`) wait for nothing but the events: directories are merged
-after them, and the commit is last. A run that was killed leaves the tables as they were, so the next one writes these
-minutes again, from the same records and newer ones.
+after them, and the commit is last. A run that was killed leaves the tables as they were, so the next one writes the
+minutes that have changed since the last commit, from the same records and newer ones.
 
 The windows differ from ``stats`` in three cases. A message whose first record is not in the data has no events, because
 the state forgets messages that have ended: one that a consumer reads again would count twice. A message without news
@@ -128,8 +128,6 @@ class LiveWindows(Run):
         totals = self._totals(queues, now_ms)
         windows = self._windows(queues, totals["totals"], totals["kept"])
         self._write_windows(windows)
-        if before["day"] != totals["day"]:
-            self._clean(totals["kept"], (now_ms // SECOND_MS - KEEP_S) // HOUR_S)
         self._write_status(totals, now_ms)
         # The windows are published; only the commit waits for this.
         states, state_part = self._merge_state()
@@ -153,6 +151,8 @@ class LiveWindows(Run):
         staged = {table: part for table, part in staged.items() if batch_place(table, self._number) in named}
         self._lake.publish(TABLE, self._number, staged, commit)
         # Only now: a run that was killed before its commit may keep other queues the next time.
+        if before["day"] != totals["day"]:
+            self._clean(totals["kept"], (now_ms // SECOND_MS - KEEP_S) // HOUR_S)
         for queue in {*before["kept"]} - {*totals["kept"]}:
             self._lake.delete(windows_folder(queue))
         return len(windows)

@@ -12,7 +12,7 @@ from operator import not_
 from marq.client.background import Time
 from marq.client.exception_rules import Failures
 from marq.consumer.expiry import expired, has_expired, may_expire
-from marq.consumer.prefetch import Prefetch
+from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
@@ -151,13 +151,16 @@ class DeliveryGate:
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""
-        now_s, prefetch = self._clock(), self._prefetch
+        prefetch = self._prefetch
         if self.breakers or (self._paused and not prefetch.is_shared):
-            rooms = {queue: prefetch.buffers[queue].room(most, now_s, pending) for queue in self._unpaused}
+            rooms = {queue: self._room_of(prefetch.buffers[queue], most, pending) for queue in self._unpaused}
             return max([self._room(queue, room) for queue, room in rooms.items()], default=0)
         if self._unpaused:
-            return max([buffer.room(most, now_s, pending) for buffer in prefetch.distinct], default=0)
+            return max([self._room_of(buffer, most, pending) for buffer in prefetch.distinct], default=0)
         return 0
+
+    def _room_of(self, buffer: PrefetchBuffer, most: int, pending: int) -> int:
+        return buffer.room(most, self._clock(), pending + self._prefetch.next_suspects(buffer))
 
     def finished(self, queue: str) -> None:
         """Tell the queue's breaker that messages have ended."""

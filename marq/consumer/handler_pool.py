@@ -56,7 +56,7 @@ _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
 class HandlerPool(ABC, Generic[Work]):
-    """``concurrency`` tasks for which ``demand`` messages are kept prefetched.
+    """``concurrency`` tasks that have ``room`` for so many messages, and for which ``demand`` are kept prefetched.
 
     ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
     """
@@ -68,12 +68,13 @@ class HandlerPool(ABC, Generic[Work]):
         handler: Callable[[Work], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
+        room: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
-        self._demand = demand
+        self._demand, self._room = demand, room
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
@@ -131,6 +132,7 @@ class HandlerPool(ABC, Generic[Work]):
 
     def start(self) -> None:
         self._buffer.handler_demand += self._demand
+        self._buffer.handler_room += self._room
         self._buffer.pools.append(self)
         self.tasks = [asyncio.create_task(self._run(index)) for index in range(self._concurrency)]
 
@@ -172,6 +174,11 @@ class HandlerPool(ABC, Generic[Work]):
         """The messages that handlers have now."""
         return [message for work in self._current if work is not None for message in self._messages(work)]
 
+    @property
+    @abstractmethod
+    def occupied(self) -> int:
+        """How many messages handlers have now."""
+
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
         return not in_thread(self._function, message)
@@ -211,6 +218,7 @@ class HandlerPool(ABC, Generic[Work]):
             return
         self._stopping = True
         self._buffer.handler_demand -= self._demand
+        self._buffer.handler_room -= self._room
         self._buffer.wake_all()
         if self.tasks and shutdown_s > 0 and not self._hurried:
             self._log_running(logging.INFO, f"waiting up to {shutdown_s:g} s for running handlers")
@@ -359,12 +367,16 @@ class HandlerTasks(HandlerPool[Message]):
         chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
-        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, codecs, chain)
+        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, codecs, chain)
         #: The task that began last.
         self._latest = -1
 
     def _messages(self, work: Message) -> Sequence[Message]:
         return [work]
+
+    @property
+    def occupied(self) -> int:
+        return self._concurrency - self._current.count(None)
 
     async def _work(self, index: int) -> None:
         buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
@@ -436,11 +448,16 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         max_messages: int,
         most: int,
     ) -> None:
-        super().__init__(buffer, receiver, handler, concurrency, min(2 * concurrency * max_messages, most))
+        room = concurrency * max_messages
+        super().__init__(buffer, receiver, handler, concurrency, min(2 * room, most), min(room, most))
         self._max_messages = max_messages
 
     def _messages(self, work: list[Message]) -> Sequence[Message]:
         return work
+
+    @property
+    def occupied(self) -> int:
+        return sum([len(work) for work in self._current if work is not None])
 
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer

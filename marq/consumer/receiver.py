@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from itertools import repeat
-from math import ceil, inf
+from math import inf
 from typing import Any, NamedTuple
 
 from marq.client.background import Time, failure_of
@@ -338,7 +338,6 @@ class Receiver:
         """Return how many messages to acquire now."""
         most, pending = self._settings.max_in_flight, self._cycles.pending
         waiting = self.ordering.waiting if self.prefetch.is_sated else 0  # Read on past them only for idle handlers.
-        waiting += self.prefetch.next_suspects
         room = min(self.gate.room(most, pending + waiting), most - self.prefetch.in_flight - pending)
         if self.ordering.reads_ahead and not self.gate.breakers:
             # The next turn may be that of a key whose messages come after many others.
@@ -662,15 +661,13 @@ class Receiver:
         Those behind them might come first later.
         """
         buffer = self.prefetch.buffers[next(iter(queues))]
-        handled = [message.queue for pool in buffer.pools for message in pool.running]
-        # Handlers want as many again for their next calls.
-        idle = max(0, ceil(buffer.handler_demand / 2) - len(handled))
+        idle = max(0, buffer.handler_room - sum([pool.occupied for pool in buffer.pools]))
         ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
         ready = len(buffer.ready) + self.ordering.undelivered(queues)
         # Other queues may share the buffer.
         if self.prefetch.is_shared:
-            running = sum(turns.running for turns in queues.values())
-            ready = min(ready, max(0, running - sum(queue in queues for queue in handled)))
+            handled = sum([message.queue in queues for pool in buffer.pools for message in pool.running])
+            ready = min(ready, max(0, sum(turns.running for turns in queues.values()) - handled))
         return max(idle + ahead, buffer.call_demand) - ready
 
     def _take(self, steps: Steps) -> None:

@@ -77,6 +77,11 @@ def greedy() -> None:
     priorities.FACTOR, priorities.MAX_HELD_BACK_S = 10**9, inf
 
 
+def level() -> None:
+    """Give all queues as many turns."""
+    priorities.FACTOR = 1
+
+
 def hurried() -> None:
     """Begin messages sooner than rates allow."""
     turns._begins_s = lambda *_: -inf

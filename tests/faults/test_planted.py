@@ -58,10 +58,16 @@ async def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: 
     assert "of another key" in result.wrong[0]
 
 
-async def test_a_consumer_that_stalls_a_lower_priority_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await play(prioritised("planted", f"{PLANTED}:greedy"), broker)
+@pytest.mark.parametrize(
+    ("defect", "wrong"),
+    [("greedy", "urgent messages while lower ones waited"), ("level", "urgent messages began before lower ones")],
+)
+async def test_a_consumer_that_is_wrong_about_priorities_is_found_out(
+    broker: EmbeddedBroker, defect: str, wrong: str
+) -> None:
+    result = await play(prioritised("planted", f"{PLANTED}:{defect}"), broker)
 
-    assert "urgent messages while lower ones waited" in result.wrong[0]
+    assert wrong in result.wrong[0]
 
 
 async def careless(stage: Stage) -> None:

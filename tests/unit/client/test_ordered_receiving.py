@@ -407,13 +407,28 @@ async def test_a_message_whose_turn_is_next_waits_behind_none_that_no_handler_ha
     assert handler.running == [2, 20]
 
 
+async def test_a_batch_handler_of_a_fair_queue_gets_as_many_messages_as_may_be_in_flight(make_ordered) -> None:
+    made, _ = make_ordered(queue=lambda _: QueueSettings(fair=True))
+    seen: list[int] = []
+
+    async def handler(messages: list[Message]) -> None:
+        seen.append(len(messages))
+
+    made.reader.add(P0, *[record(offset, "a") for offset in range(20)])
+    made.receiver.start()
+    made.work_on_batches(handler, max_messages=10, most=10)
+    await spin(200)
+
+    assert seen[:2] == [10, 10]
+
+
 async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_rate_of_their_queue(
     make_ordered,
 ) -> None:
     made, tracker = make_ordered(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
     tracker.open_messages = dict.fromkeys(range(60), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, "a") for offset in range(60)])
-    made.buffer.handler_demand = 200
+    made.buffer.handler_demand = made.buffer.handler_room = 100
 
     async def pass_time(seconds: int) -> int:
         for _ in range(10 * seconds):

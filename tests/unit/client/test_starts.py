@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -203,6 +204,19 @@ async def test_messages_are_fetched_past_suspects_only_if_their_turns_do_not_com
     await rig.clock.advance(NEXT_S / 2)
     await spin(60)
     assert (handler.running, rig.receiver.prefetch.in_flight) == ([0, 5], 6)
+
+
+async def test_suspects_of_a_queue_do_not_hold_up_another_queue(make_rig: MakeRig) -> None:
+    rig, handler = make_rig(["a", "b"]), HangingEach()
+    rig.work(handler, 4, "a")
+    rig.work(handler, 1, "b")
+    rig.reader.add(P0, *[replace(suspect(offset, 2), key=b"a") for offset in range(8)])
+    await spin(60)
+    assert handler.running == [0]
+
+    rig.reader.add(P0, FakeRecord(8, key=b"b"))
+    await spin(60)
+    assert handler.running == [0, 8]
 
 
 async def test_a_suspect_that_has_waited_for_half_a_lease_goes_to_another_process(make_rig: MakeRig) -> None:
