@@ -56,7 +56,7 @@ _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
 class HandlerPool(ABC, Generic[Work]):
-    """``concurrency`` tasks that have ``room`` for so many messages, and for which ``demand`` are kept prefetched.
+    """``concurrency`` tasks with ``room`` for this many messages; ``demand`` messages are kept prefetched for them.
 
     ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
     """
