@@ -275,7 +275,7 @@ def test_a_directory_is_merged_with_those_that_are_at_most_twice_as_large(monkey
 
 
 def test_directories_are_merged_once_they_are_several_or_the_new_one_is_large() -> None:
-    assert _merged([["a", 100], *[["b", 10]] * 6], 10) == 0
+    assert _merged([["a", 1_000], *[["b", 10]] * 6], 10) == 0
     assert _merged([["a", 1_000], *[["b", 10]] * 7], 10) == 7
     assert _merged([["a", 100]], live_windows.LARGE_ROWS) == 1
 
