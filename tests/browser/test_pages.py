@@ -6,6 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +76,8 @@ class LongErrors(PretendNamespace):
 
 def test_long_names_leave_room_for_the_numbers_on_a_phone(background: Background, new_page: Any) -> None:
     page = new_page(viewport=PHONE)
-    with serving(background, LongNames([*QUEUES, LONG])) as site:
+    # A page that outlives its server complains when it looks for news.
+    with serving(background, LongNames([*QUEUES, LONG])) as site, closing(page):
         for address in (
             *("/", f"/queues/{LONG}", f"/queues/{LONG}/messages?state=in_flight"),
             *("/queues/invoices/messages?state=dead", "/dead-letters", "/workers", "/health"),
@@ -110,7 +112,7 @@ def test_numbers_of_queues_are_in_view_on_a_phone_and_names_stay_while_they_are_
     background: Background, new_page: Any
 ) -> None:
     page = new_page(viewport=PHONE)
-    with serving(background, PretendNamespace([*QUEUES, LONG])) as site:
+    with serving(background, PretendNamespace([*QUEUES, LONG])) as site, closing(page):
         page.goto(site.url + "/")
         table = page.get_by_role("region", name="Queues")
 
@@ -319,7 +321,7 @@ def test_longer_charts_show_the_windows_of_the_pipeline_and_say_how_old_they_are
 
 def test_no_column_of_queues_is_out_of_view_on_a_desktop(background: Background, new_page: Any) -> None:
     page = new_page(viewport={"width": 1180, "height": 780})
-    with serving(background, PretendNamespace([*QUEUES, LONG])) as site:
+    with serving(background, PretendNamespace([*QUEUES, LONG])) as site, closing(page):
         site.namespace.paused[LONG] = PAUSED_UNTIL_MS
         page.goto(site.url + "/")
 
@@ -345,7 +347,7 @@ def test_the_end_of_a_pause_covers_no_number_on_a_phone(site: Site, new_page: An
 
 def test_the_error_of_a_blocked_key_is_wide_and_not_high_on_a_phone(background: Background, new_page: Any) -> None:
     page = new_page(viewport=PHONE)
-    with serving(background, LongErrors()) as site:
+    with serving(background, LongErrors()) as site, closing(page):
         page.goto(site.url + "/queues/invoices")
         row = page.get_by_role("region", name="Blocked keys").locator("tbody tr").first.bounding_box()
 
