@@ -60,8 +60,8 @@ _STATE, _EVENTS = f"{TABLE}/side=state", f"{TABLE}/side=events"
 #: ``number`` orders the rows of a message; a row without parts marks a message that no longer exists.
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("parts", ArrayType(PARTS)), *columns("number long").fields])
 _COUNTS = columns("queue string, minute long, kind string, number long, events long")
-#: So many directories are merged at once, and a directory with more rows as soon as it is written, because each run
-#: reads the state of all messages that it has not forgotten.
+#: How many directories of similar size are merged at once, and from how many rows on a new directory is merged as soon
+#: as it is written, because each run reads the state of all messages that it has not forgotten.
 MERGED_AT_ONCE, LARGE_ROWS = 8, 100_000
 #: Larger directories of events are not merged, and deleted as a whole once they are old.
 MAX_MERGED_EVENTS = 2_000_000

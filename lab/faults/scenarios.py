@@ -798,8 +798,8 @@ def fair(name: str, *options: str) -> Scenario:
     return Scenario(name, faults, set_up, holds=turns_are_taken, some=FEWER)
 
 
-#: Queues of a group with their priorities; one message in so many is sent to the lower queue, which is more than its
-#: share of turns; how many of the urgent queue may begin before one of it, and more than begin in the order of sending.
+#: Queues of a group with their priorities. Every fifth message is sent to the lower queue, which is more than its share
+#: of turns. How many urgent ones may begin before a lower one, and how many would at most in the order of sending.
 URGENT, LOWER = "urgent", "lower"
 PRIORITIES = {URGENT: 9, LOWER: 1}
 LOWER_SHARE, MOST_AHEAD, PREFERRED = 5, 100, 6

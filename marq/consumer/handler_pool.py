@@ -56,7 +56,7 @@ _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
 class HandlerPool(ABC, Generic[Work]):
-    """``concurrency`` tasks with ``room`` for this many messages; ``demand`` messages are kept prefetched for them.
+    """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
     ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
     """
@@ -132,7 +132,6 @@ class HandlerPool(ABC, Generic[Work]):
 
     def start(self) -> None:
         self._buffer.handler_demand += self._demand
-        self._buffer.handler_room += self._room
         self._buffer.pools.append(self)
         self.tasks = [asyncio.create_task(self._run(index)) for index in range(self._concurrency)]
 
@@ -151,6 +150,13 @@ class HandlerPool(ABC, Generic[Work]):
                 if not self._is_running(index):
                     raise
                 self._current[index] = None
+
+    async def _wait(self) -> None:
+        """Wait for messages, unless there are some whose turns come now."""
+        self._next_turns()
+        if not self._buffer.ready:
+            self._writer.flush_soon()
+            await self._buffer.wait()
 
     def _forget_cancellations(self, index: int) -> None:
         """Undo cancellations that user code did not undo; otherwise, a TaskGroup in a later call would be cancelled."""
@@ -175,9 +181,13 @@ class HandlerPool(ABC, Generic[Work]):
         return [message for work in self._current if work is not None for message in self._messages(work)]
 
     @property
+    def idle(self) -> int:
+        """How many more messages handlers can take now."""
+        return 0 if self._stopping else max(0, self._room - self._occupied())
+
     @abstractmethod
-    def occupied(self) -> int:
-        """How many messages handlers have now."""
+    def _occupied(self) -> int:
+        """Return how many messages handlers have now."""
 
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
@@ -218,7 +228,6 @@ class HandlerPool(ABC, Generic[Work]):
             return
         self._stopping = True
         self._buffer.handler_demand -= self._demand
-        self._buffer.handler_room -= self._room
         self._buffer.wake_all()
         if self.tasks and shutdown_s > 0 and not self._hurried:
             self._log_running(logging.INFO, f"waiting up to {shutdown_s:g} s for running handlers")
@@ -374,22 +383,18 @@ class HandlerTasks(HandlerPool[Message]):
     def _messages(self, work: Message) -> Sequence[Message]:
         return [work]
 
-    @property
-    def occupied(self) -> int:
+    def _occupied(self) -> int:
         return self._concurrency - self._current.count(None)
 
     async def _work(self, index: int) -> None:
         buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish, next_turns = writer.now_s, made.popleft, settlement.finish, self._next_turns
+        clock, pop, finish = writer.now_s, made.popleft, settlement.finish
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
-                next_turns()
-                if not buffer.ready:
-                    writer.flush_soon()
-                    await buffer.wait()
+                await self._wait()
                 continue
             begun_s = clock()
             buffer.taken.set()
@@ -455,8 +460,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
     def _messages(self, work: list[Message]) -> Sequence[Message]:
         return work
 
-    @property
-    def occupied(self) -> int:
+    def _occupied(self) -> int:
         return sum([len(work) for work in self._current if work is not None])
 
     async def _work(self, index: int) -> None:
@@ -464,10 +468,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         while not (self._stopping or buffer.closed):
             batch = self._take()
             if not batch:
-                self._next_turns()
-                if not buffer.ready:
-                    writer.flush_soon()
-                    await buffer.wait()
+                await self._wait()
                 continue
             # Right before the call, as in HandlerTasks.
             batch = await self._starts.started(batch)

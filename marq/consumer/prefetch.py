@@ -51,8 +51,8 @@ class Pool(Protocol):
         """The messages that handlers have now."""
 
     @property
-    def occupied(self) -> int:
-        """How many messages handlers have now."""
+    def idle(self) -> int:
+        """How many more messages handlers can take now."""
 
     def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Cancel the handlers of messages whose leases have ended."""
@@ -181,14 +181,13 @@ class Ready:
 class PrefetchBuffer:
     """Prefetched messages of one queue or group, the calls that wait for them, and how many are in flight.
 
-    ``handler_demand`` is how many messages handlers want prefetched, ``handler_room`` how many they can have at a time,
-    and ``call_demand`` how many the waiting calls want.
+    ``handler_demand`` is how many messages handlers want prefetched, ``call_demand`` how many the waiting calls want.
     Without ``ahead``, the buffer gets only as many messages as calls wait for.
     """
 
     __slots__ = (
-        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "handler_room", "held", "pools", "queue",
-        "ready", "taken", "wanted_s", "window",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "taken",
+        "wanted_s", "window",
     )  # fmt: skip
 
     def __init__(self, queue: str, *, ahead: bool = True) -> None:
@@ -197,7 +196,6 @@ class PrefetchBuffer:
         self.ready = Ready()
         self.held = 0
         self.handler_demand = 0
-        self.handler_room = 0
         self.call_demand = 0
         self.window = PrefetchWindow()
         self.pools: list[Pool] = []
@@ -382,7 +380,7 @@ class Prefetch:
             lease_ms = int(message._batch.lease_s * 1000)
             put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
 
-    def next_suspects(self, buffer: PrefetchBuffer) -> int:
+    def suspects_soon(self, buffer: PrefetchBuffer) -> int:
         """Return how many suspects have their turns so soon that no others are fetched meanwhile."""
         waiting = self._suspects
         if not waiting or self._clock() - waiting[0][0]._batch.taken_s >= NEXT_S:

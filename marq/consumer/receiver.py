@@ -661,7 +661,7 @@ class Receiver:
         Those behind them might come first later.
         """
         buffer = self.prefetch.buffers[next(iter(queues))]
-        idle = max(0, buffer.handler_room - sum([pool.occupied for pool in buffer.pools]))
+        idle = sum([pool.idle for pool in buffer.pools])
         ahead = int(buffer.window.recent * READY_S) if buffer.handler_demand else 0
         ready = len(buffer.ready) + self.ordering.undelivered(queues)
         # Other queues may share the buffer.

@@ -428,7 +428,7 @@ async def test_messages_that_were_acquired_long_after_their_turns_begin_at_the_r
     made, tracker = make_ordered(queue=lambda _: QueueSettings(limits=Limits(rate=Rate(10))))
     tracker.open_messages = dict.fromkeys(range(60), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, "a") for offset in range(60)])
-    made.buffer.handler_demand = made.buffer.handler_room = 100
+    made.buffer.handler_demand = made.buffer.call_demand = 100
 
     async def pass_time(seconds: int) -> int:
         for _ in range(10 * seconds):
