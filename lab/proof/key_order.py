@@ -7,8 +7,8 @@ it is judged by what clients had requested, which is weaker: an outcome is reque
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
@@ -68,7 +68,11 @@ class _Line:
         self._trails = trails
 
     def judge(self) -> None:
-        moments = [(delivery, index) for index, trail in enumerate(self._trails) for delivery in trail.deliveries]
+        moments = [
+            (delivery, index)
+            for index, trail in enumerate(self._trails)
+            for delivery in _deliveries(self._evidence, trail)
+        ]
         moments.sort(key=lambda moment: moment[0].number)
         ends = [_ended_at(trail) for trail in self._trails]
         #: The latest end of all messages before each.
@@ -76,7 +80,7 @@ class _Line:
         exact: list[_Moment] = []
         for delivery, index in moments:
             trail = self._trails[index]
-            end = self._log_end(trail, delivery)
+            end = delivery.log_end
             moment = _Moment(delivery, trail, -1 if end is None else end)
             if end is None or latest[index] >= end:
                 self._judge_order(moment, self._trails[:index], end)
@@ -95,12 +99,6 @@ class _Line:
 
     def _log(self, trail: Trail) -> MarkersLog | None:
         return self._evidence.logs.get(trail.log)
-
-    def _log_end(self, trail: Trail, delivery: HandlerDelivery) -> int | None:
-        log = self._log(trail)
-        if delivery.log_end is not None or log is None or delivery.time_ms < 0:
-            return delivery.log_end
-        return log.clock.end_at(delivery.time_ms)
 
     # --- order --------------------------------------------------------------------------------------------------------
 
@@ -193,6 +191,17 @@ class _Line:
         return _is_clock_wrong(self._evidence, moment.trail, moment.delivery)
 
 
+def _deliveries(evidence: Evidence, trail: Trail) -> Sequence[HandlerDelivery]:
+    """Return a message's deliveries, each with the end of its markers log if that or the time is known."""
+    log = evidence.logs.get(trail.log)
+    if log is None:
+        return trail.deliveries
+    return [
+        one if one.log_end is not None or one.time_ms < 0 else one._replace(log_end=log.clock.end_at(one.time_ms))
+        for one in trail.deliveries
+    ]
+
+
 def _is_clock_wrong(evidence: Evidence, trail: Trail, delivery: HandlerDelivery) -> bool:
     """Whether a consumer may have taken an ended lease for valid."""
     names = (trail.log, evidence.process_of.get(delivery.holder, ""), EVERYBODY)
@@ -253,7 +262,8 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     def find(text: str) -> None:
         evidence.report.find("attempts", f"{trail}: {text}", trail.events)
 
-    for former, delivery in _pairs(trail):
+    deliveries = _deliveries(evidence, trail)
+    for former, delivery in pairwise(deliveries):
         again = _released(trail, former, delivery)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
         counted = _is_started(trail, former, delivery) if again is None else again.counted
@@ -262,19 +272,15 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     for fact in trail.facts:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
-        earlier = [one for one in trail.deliveries if one.log_end is None or one.log_end <= ended_at]
+        earlier = [one for one in deliveries if one.log_end is None or one.log_end <= ended_at]
         most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             find(f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
     limits = [settings.get(trail.queue, {}).get("max_attempts") for settings in evidence.versions.values()]
     most = max((limit for limit in limits if limit is not None), default=inf)
-    for delivery in trail.deliveries:
+    for delivery in deliveries:
         if not trail.attempt <= delivery.attempt <= max(most, trail.attempt):
             find(f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
-
-
-def _pairs(trail: Trail) -> Iterator[tuple[HandlerDelivery, HandlerDelivery]]:
-    return zip(trail.deliveries, trail.deliveries[1:], strict=False)
 
 
 def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:
@@ -328,7 +334,7 @@ def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Wh
     asked, causes = 0, list[Why]()
     if trail.queue not in evidence.ordered:
         return asked, causes
-    for former, delivery in _pairs(trail):
+    for former, delivery in pairwise(_deliveries(evidence, trail)):
         if _released(trail, former, delivery) is not None or _gave_up(trail, former, delivery):
             asked += 1
         elif (why := _why(evidence, trail, former, delivery)) is not None:

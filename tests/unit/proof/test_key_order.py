@@ -398,6 +398,30 @@ def test_the_time_of_a_delivery_says_where_the_log_ended() -> None:
     assert set(check(events).violations) == {"order", "exclusion"}
 
 
+def test_a_release_after_a_delivery_by_its_time_is_not_one_before_it() -> None:
+    """A start that never reached the log does not count; the second delivery of attempt 1 fails and is released."""
+
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.acquire("first", FIRST, 0, 0, counted=False)
+        story.deliver("first", FIRST, 0, 0)
+        story.history.add("nemesis", "info", "pause", target="first")
+        story.tick(2 * LEASE_MS)
+        story.acquire("first", FIRST, 0, 0)
+        story.deliver("first", FIRST, 0, 0)
+        story.tick()
+        story.give_up("first", FIRST, 0)
+        story.acquire("first", FIRST, 0, 0, 2)
+        story.deliver("first", FIRST, 0, 0, 2)
+        story.ack("first", FIRST, 0)
+
+    events = events_of(told, OrderedStory)
+    assert check(events).violations == {}
+    for event in events:
+        event.pop("log_end", None)
+    assert check(events).violations == {}
+
+
 def test_where_a_log_ended_is_known_although_its_clock_was_set_back() -> None:
     clock = MarkersClock()
     for offset, time_ms in enumerate([100, 200, 300, 150, 250, 350]):
