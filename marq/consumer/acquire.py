@@ -94,24 +94,15 @@ class Acquisition:
             return self.taken
         return self.taken.at([index for index, due_ms in enumerate(self.dues_ms) if due_ms == NOW])
 
-    def records(self) -> Iterator[MarkerRecord]:
-        yield MarkerRecord.of(self._marker(), self.settings.markers_partitions)
-
-    def _marker(self) -> Acquire:
+    def record(self) -> MarkerRecord:
+        """Return the ACQUIRE as a record of the markers topic."""
         # A delayed message waits so long that the tracker would copy its payload anyway.
         columns = _columns(self.queue, self.source, self.taken, self.own_topic, keeps=self.dues_ms is not None)
-        return Acquire(
-            self.queue,
-            self.holder,
-            self.source,
-            self.offsets,
-            self.lease_ms,
-            self.from_offset,
-            columns,
-            self.dues_ms,
-            self.keys is not None,
-            self.counted,
-        )
+        marker = Acquire(
+            self.queue, self.holder, self.source, self.offsets, self.lease_ms, self.from_offset, columns, self.dues_ms,
+            self.keys is not None, self.counted,
+        )  # fmt: skip
+        return MarkerRecord.of(marker, self.settings.markers_partitions)
 
 
 class AcquiredOffsets:

@@ -244,10 +244,6 @@ class Receiver:
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 
-    def served(self) -> Iterable[str]:
-        """Return the queues that are served now."""
-        return self._serving.queues
-
     async def serve(self, serving: Serving, begin: Callable[[Serving], None]) -> None:
         """Serve other queues; messages in flight of the former ones are finished as before.
 
@@ -478,7 +474,7 @@ class Receiver:
         settings = self._settings
         at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
         limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
-        markers = [marker for taken in acquisitions for marker in taken.records()]
+        markers = [taken.record() for taken in acquisitions]
         # One strategy for both steps: some leave the ACQUIRE to the commit.
         strategy = self._transactional if at_most_once else self._strategy
         return AcquireBatch(strategy, acquisitions, markers, ends, limit_s, reread, again or {})
@@ -535,7 +531,6 @@ class Receiver:
             self.writer, taken.queue, taken.source, taken.holder, records, sent_s, taken.lease_ms / 1000, codec,
             taken.own_topic,
         )  # fmt: skip
-        batch.unseen = True
         if taken.keys is not None:
             batch.in_order, batch.waiting = True, set(batch.open)
         self.gate.apply(batch)

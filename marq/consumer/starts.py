@@ -280,7 +280,7 @@ class Starts:
 def _lacks_start(message: Message) -> bool:
     """Return whether a message is open, and its attempt would not count if its lease expired."""
     batch, offset = message._batch, message._offset
-    return offset in batch.open and offset not in batch.decided and not batch.at_most_once and not batch.counts(offset)
+    return offset in batch.open and offset not in batch.decided and not (batch.at_most_once or offset in batch.started)
 
 
 def _comes_first(message: Message) -> bool:

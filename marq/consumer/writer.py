@@ -40,9 +40,6 @@ SUMMARY_S = 5.0
 class Listener(Protocol):
     """What the rest of a consumer learns from its writer."""
 
-    def served(self) -> Iterable[str]:
-        """Return the queues that are served now."""
-
     def left(self, queue: str, count: int) -> None:
         """Note that messages are no longer in flight."""
 
@@ -66,9 +63,6 @@ class Unheard:
     """The listener of a writer that holds no messages; ``error`` is why it can no longer write."""
 
     error: BaseException | None = None
-
-    def served(self) -> Iterable[str]:
-        return ()
 
     def left(self, queue: str, count: int) -> None: ...
 
@@ -328,7 +322,7 @@ class OutcomeWriter:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _interval_s(self) -> float:
-        return self.held.shortest_lease_ms(self._listener.served()) / 3000
+        return self.held.shortest_lease_ms / 3000
 
     async def _renew_all(self) -> None:
         renewed = await self.renew()

@@ -101,7 +101,7 @@ class LeasedBatch:
         "acked", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s", "fixed_ms",
         "holder", "in_order", "keeper", "lease_s", "open", "own_expiry_s", "own_topic", "perhaps_started", "queue",
         "records", "rejected", "released", "renewed", "settings", "source", "started", "starts_first", "taken_s",
-        "unseen", "waiting",
+        "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -148,8 +148,6 @@ class LeasedBatch:
         self.fixed_ms: int | None = None
         #: True if the consumer does not renew it, because other programs have the messages.
         self.ends = False
-        #: True if a lost lease counts as an attempt only for ``started`` messages.
-        self.unseen = False
         self.expires_s = taken_s + lease_s
         #: Offsets that are still held; a message leaves when its outcome goes to the writer.
         self.open = set(records.offsets)
@@ -190,7 +188,7 @@ class LeasedBatch:
         )  # fmt: skip
         part.open = set(offsets)
         part.fixed_ms, part.settings, part.errors, part.breaker = lease_ms, self.settings, self.errors, self.breaker
-        part.at_most_once, part.in_order, part.unseen = self.at_most_once, self.in_order, self.unseen
+        part.at_most_once, part.in_order = self.at_most_once, self.in_order
         part.starts_first, part.started = self.starts_first, self.started
         part.perhaps_started = self.perhaps_started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
@@ -210,10 +208,6 @@ class LeasedBatch:
         if not self.perhaps_started:
             self.perhaps_started = set()
         self.perhaps_started.add(offset)
-
-    def counts(self, offset: int) -> bool:
-        """Return whether the attempt of a message certainly counts if its lease expires."""
-        return not self.unseen or offset in self.started
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -392,10 +386,11 @@ class Held:
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    def shortest_lease_ms(self, queues: Iterable[str]) -> int:
-        """Return the shortest lease of these queues, and of those with messages in flight."""
+    @property
+    def shortest_lease_ms(self) -> int:
+        """The shortest lease of messages in flight, at most the default."""
         held = {self._full_ms(batch) for batch in self._batches if batch.open and not batch.ends}
-        return min([self._settings.shortest_lease_ms(queues), *held])
+        return min([self._settings.default_lease_ms, *held])
 
     def _full_ms(self, batch: LeasedBatch) -> int:
         return batch.fixed_ms or self._settings.lease_of(batch.queue)

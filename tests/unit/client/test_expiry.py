@@ -80,7 +80,7 @@ def test_the_header_does_not_bring_the_payload_into_the_acquire() -> None:
     settings = ReceiverSettings(10, 2, 1_000_000)
 
     [taken] = acquisitions(("q", SOURCE), 7, sent, 0, settings, own_topic=False, now_ms=NOW_MS)
-    [marker] = taken.records()
+    marker = taken.record()
 
     batch = decode(marker.value)
     assert isinstance(batch, Acquire)
