@@ -8,6 +8,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
+from math import inf
 from typing import Protocol
 
 from marq.consumer.expiry import has_expired
@@ -308,8 +309,6 @@ class Prefetch:
         self._alone = False
         #: How many suspects with used-up attempts run together: one more for each that has ended here.
         self._group = 1
-        #: Set while suspects may wait.
-        self.waiting = asyncio.Event()
         self.serve(queues)
 
     def serve(self, queues: Iterable[str]) -> None:
@@ -367,7 +366,6 @@ class Prefetch:
             if buffer.handler_demand:
                 self._suspects.append((message, turn))
                 buffer.held -= 1
-                self.waiting.set()
             else:
                 self._begin(message)
         self._next_suspects()
@@ -383,7 +381,7 @@ class Prefetch:
     def suspects_soon(self, buffer: PrefetchBuffer) -> int:
         """Return how many suspects have their turns so soon that no others are fetched meanwhile."""
         waiting = self._suspects
-        if not waiting or self._clock() - waiting[0][0]._batch.taken_s >= NEXT_S:
+        if not waiting or self._clock() >= waiting[0][0]._batch.taken_s + NEXT_S:
             return 0
         return sum([self.buffers[message.queue] is buffer for message, _ in waiting])
 
@@ -460,23 +458,23 @@ class Prefetch:
         for buffer in self.distinct:
             buffer.close()
 
-    def release_suspects(self) -> float | None:
+    def release_suspects(self, now_s: float) -> float:
         """Release suspects that have waited for half a lease, as another process may have none.
 
-        Return when to call again, in seconds from now, or None if none waits.
+        Return when to call again.
         """
         while self._suspects:
-            # Other messages may overtake them by now.
-            self._changed.set()
             batch = self._suspects[0][0]._batch
-            left_s = batch.taken_s + batch.lease_s / 2 - self._clock()
-            if left_s > 0:
-                return min(left_s, NEXT_S)
+            next_s, until_s = batch.taken_s + NEXT_S, batch.taken_s + batch.lease_s / 2
+            if now_s >= next_s:
+                # Other messages may overtake them.
+                self._changed.set()
+            if now_s < until_s:
+                return next_s if now_s < next_s < until_s else until_s
             put_back([self._suspects.popleft()[0]], int(batch.lease_s * 1000))
             self.buffers[batch.queue].held += 1
             log.info("suspect has waited, released: queue=%s", batch.queue)
-        self.waiting.clear()
-        return None
+        return inf
 
     # --- releases -----------------------------------------------------------------------------------------------------
 

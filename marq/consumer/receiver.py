@@ -559,6 +559,7 @@ class Receiver:
                 others.append(message)
         prefetch.add(batch.queue, others, len(others), len(offsets))
         prefetch.add_suspects(suspects)
+        self.writer.wake()
 
     # --- 5. settle ----------------------------------------------------------------------------------------------------
 
@@ -617,11 +618,11 @@ class Receiver:
     # --- ordering -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> float:
-        """Do what is due for queues with ordering; return when something is due next."""
+        """Do what is due for suspects and for queues with ordering; return when something is due next."""
         self._next_step_s = -inf
         self._take_steps()
         self._next_step_s = inf if self._stopping else self.ordering.next_due_s
-        return self._next_step_s
+        return min(self._next_step_s, self.prefetch.release_suspects(now_s))
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""

@@ -81,7 +81,7 @@ class Starts:
         #: The batch that is being written, then the one that callers add to.
         self._batches: list[_StartBatch] = []
         self._task: asyncio.Task[None] | None = None
-        self._watches: list[asyncio.Task[None]] = []
+        self._watch: asyncio.Task[None] | None = None
         #: Messages that calls have returned since the last look, and those whose starts are noted next.
         self._returned: list[Message] = []
         self._noting: list[Message] = []
@@ -93,12 +93,8 @@ class Starts:
         if not self._settings.prefetch:
             # Their attempts count from the beginning.
             return
-        self._watches = [
-            asyncio.create_task(self._note(), name="marq-starts"),
-            asyncio.create_task(self._release_suspects(), name="marq-suspects"),
-        ]
-        for watch in self._watches:
-            watch.add_done_callback(self._watch_ended)
+        self._watch = asyncio.create_task(self._note(), name="marq-starts")
+        self._watch.add_done_callback(self._watch_ended)
 
     def _watch_ended(self, task: asyncio.Task[None]) -> None:
         if (error := failure_of(task, stopping=self._stopped)) is not None:
@@ -106,7 +102,7 @@ class Starts:
 
     def returned(self, messages: Sequence[Message]) -> None:
         """Note that a call returns messages to user code."""
-        if self._watches:
+        if self._watch is not None:
             self._returned += messages
             self._prefetch.taken.set()
 
@@ -155,10 +151,9 @@ class Starts:
 
     async def end(self, limit_s: float) -> None:
         """Write the starts of messages that stay leased after a stop, because calls have returned them."""
-        if self._watches:
-            for watch in self._watches:
-                watch.cancel()
-            await asyncio.wait(self._watches)
+        if self._watch is not None:
+            self._watch.cancel()
+            await asyncio.wait([self._watch])
             await self._write_late([*self._noting, *self._returned], limit_s)
 
     # --- starts that come first ---------------------------------------------------------------------------------------
@@ -227,11 +222,6 @@ class Starts:
             late = [*[each for each in self._running() if each in before], *self._noting]
             await self._write_late(late, self._settings.default_lease_ms / 3000)
             self._noting = []
-
-    async def _release_suspects(self) -> None:
-        while True:
-            await self._prefetch.waiting.wait()
-            await self._sleep(self._prefetch.release_suspects() or 0)
 
     def _running(self) -> list[Message]:
         return [message for pool in self._prefetch.pools for message in pool.running]
