@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from itertools import chain, count, islice
+from itertools import chain, count, islice, repeat
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -38,6 +38,8 @@ _ROUNDING_S = 1e-6
 L = TypeVar("L", bound=Hashable)
 #: Bytes, or the offset of a message without a key.
 Key = bytes | int
+#: The offsets of waiting messages; just the offset of a single one, because a deque takes 0.6 kB.
+Line = int | deque[int]
 
 
 #: How many keys of a source to look at for those that wait: a look at 100,000 would hold up the handlers.
@@ -206,11 +208,11 @@ class Turns(Generic[L]):
         rate = self.limits.rate
         return -inf if rate is None else _begins_s(rate, self._pace_s, self._share)
 
-    def offer(self, lines: Lines[L], key: Key) -> None:
-        """Give a key its next turn after those of all others that wait."""
-        if key not in lines.queued:
-            lines.queued.add(key)
-            self._queue.append((lines, key))
+    def offer(self, lines: Lines[L], keys: Iterable[Key]) -> None:
+        """Give keys their next turns after those of all others that wait."""
+        new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
+        lines.queued.update(new)
+        self._queue.extend(zip(repeat(lines), new, strict=False))
 
     def offer_held(self, lines: Lines[L]) -> None:
         """Let the keys of a source take turns when the messages of other consumers are known."""
@@ -227,8 +229,8 @@ class Lines(Generic[L]):
         #: The key of each message.
         self._keys: dict[int, Key] = {}
         #: The messages of each key that wait for their first turn here, and those that are to be delivered again.
-        self._lines: dict[Key, deque[int]] = {}
-        self._again: dict[Key, deque[int]] = {}
+        self._lines: dict[Key, Line] = {}
+        self._again: dict[Key, Line] = {}
         #: Keys whose last turn was that of a message that was delivered again: the next one is another's.
         self._repeated: set[Key] = set()
         #: The messages that have their turns, and how many of each key.
@@ -251,8 +253,7 @@ class Lines(Generic[L]):
         """Offer the keys that changed limits may no longer hold back."""
         rate = self._turns.limits.per_key.rate
         self.paces_s = {key: _capped(pace_s, rate, now_s) for key, pace_s in self.paces_s.items() if rate is not None}
-        for key in {*self._lines, *self._again}:
-            self._turns.offer(self, key)
+        self._turns.offer(self, [*self._lines, *self._again])
 
     @property
     def strict(self) -> bool:
@@ -266,16 +267,11 @@ class Lines(Generic[L]):
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
         """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
-        lines = self._lines
-        for offset, ordering_key in zip(offsets, keys, strict=True):
-            key: Key = offset if ordering_key is None else ordering_key
-            self._keys[offset] = key
-            line = lines.get(key)
-            if line is None:
-                lines[key] = deque((offset,))
-            else:
-                line.append(offset)
-            self._turns.offer(self, key)
+        own = {offset: offset if key is None else key for offset, key in zip(offsets, keys, strict=True)}
+        self._keys.update(own)
+        for offset, key in own.items():
+            _append(self._lines, key, offset)
+        self._turns.offer(self, own.values())
         return []
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
@@ -296,7 +292,7 @@ class Lines(Generic[L]):
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
         # With ordering, an earlier message that waits for a delay is still the first one.
-        return key not in self._stopped and offset in islice(self._lines.get(key, ()), self._most_early)
+        return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
 
     def may_run(self, offset: int) -> bool:
         """Return whether a former consumer, which has leased a message, may have begun it.
@@ -349,8 +345,8 @@ class Lines(Generic[L]):
         """Let a parked message wait for its next turn; keys take turns between such messages and new ones."""
         key = self._keys[offset]
         self._unpark(offset, key)
-        self._again.setdefault(key, deque()).append(offset)
-        self._turns.offer(self, key)
+        _append(self._again, key, offset)
+        self._turns.offer(self, [key])
 
     def _unpark(self, offset: int, key: Key) -> None:
         if offset in self._parked:
@@ -361,7 +357,7 @@ class Lines(Generic[L]):
         keys: Iterator[bytes] = (key for key in chain(self._again, self._lines) if isinstance(key, bytes))
         for key in set(islice(keys, _MAX_BUSY)):
             if (first := self.next_of(key)) is not None:
-                waiting = len(self._lines.get(key, ())) + len(self._again.get(key, ()))
+                waiting = len(_line(self._lines, key)) + len(_line(self._again, key))
                 at_limit = self.is_full(key) or self.begins_s(key) > now_s
                 yield BusyKey(self.source, key, first, waiting, self._running.get(key, 0), at_limit)
 
@@ -383,17 +379,13 @@ class Lines(Generic[L]):
             return new
         return again
 
-    def _first(self, lines: dict[Key, deque[int]], key: Key) -> int | None:
+    def _first(self, lines: dict[Key, Line], key: Key) -> int | None:
         """Return the first message of a line; forget those that have ended, have their turns, or wait elsewhere."""
-        line = lines.get(key)
-        if line is None:
-            return None
-        while line:
-            offset = line[0]
+        while (line := lines.get(key)) is not None:
+            offset = line if isinstance(line, int) else line[0]
             if offset in self._keys and offset not in self.begun and offset not in self._parked:
                 return offset
-            line.popleft()
-        del lines[key]
+            _drop_first(lines, key)
         return None
 
     def is_full(self, key: Key) -> bool:
@@ -409,19 +401,13 @@ class Lines(Generic[L]):
 
     def begin(self, key: Key, offset: int, now_s: float) -> bool:
         """Give the next message of a key its turn; return whether others of the key may wait."""
-        again = self._again.get(key) if self._again else None
-        if again and again[0] == offset:
-            again.popleft()
+        if self._again and self._first(self._again, key) == offset:
+            _drop_first(self._again, key)
             self._repeated.add(key)
-            more = True
         else:
-            line = self._lines[key]
-            line.popleft()
-            if self._repeated:
-                self._repeated.discard(key)
-            more = again is not None or len(line) > 0
-            if not line:
-                del self._lines[key]
+            _drop_first(self._lines, key)
+            self._repeated.discard(key)
+        more = key in self._lines or key in self._again
         self._begin(key, offset)
         rate = self._turns.limits.per_key.rate
         if rate is not None and not isinstance(key, int):
@@ -447,9 +433,32 @@ class Lines(Generic[L]):
             else:
                 del self._running[key]
         if self.next_of(key) is not None:
-            self._turns.offer(self, key)
+            self._turns.offer(self, [key])
         elif self._repeated:
             self._repeated.discard(key)
+
+
+def _append(lines: dict[Key, Line], key: Key, offset: int) -> None:
+    line = lines.get(key)
+    if line is None:
+        lines[key] = offset
+    elif isinstance(line, int):
+        lines[key] = deque((line, offset))
+    else:
+        line.append(offset)
+
+
+def _drop_first(lines: dict[Key, Line], key: Key) -> None:
+    line = lines[key]
+    if isinstance(line, int) or len(line) == 1:
+        del lines[key]
+    else:
+        line.popleft()
+
+
+def _line(lines: dict[Key, Line], key: Key) -> Collection[int]:
+    line = lines.get(key, ())
+    return (line,) if isinstance(line, int) else line
 
 
 def _begins_s(rate: Rate, pace_s: float, share: float = 1.0) -> float:
