@@ -284,11 +284,9 @@ def _sizes(messages: Records, room: int, own_topic: bool) -> list[int]:
     """Return how much of an ACQUIRE each message takes at most; nothing if all fit into one together."""
     count = len(messages)
     if count <= MAX_BATCH_MARKERS:
-        total = sum([len(value or b"") for value in messages.values])
+        total = sum([len(value or b"") for value in messages.values]) + messages.headers_bytes
         if own_topic:
             total += sum([len(key or b"") for key in messages.keys])
-        if messages.encoded_headers is not None:
-            total += sum(map(len, messages.encoded_headers))
         if total + count * (_ALL_COLUMNS_BYTES if own_topic or messages.headers else _COLUMNS_BYTES) <= room:
             return []
     headers = messages.encoded_headers or [b""] * count

@@ -275,6 +275,8 @@ class Ordering:
         #: The turns in queues with limits, fairness or a priority.
         self.turns: dict[str, Turns[KeyQueues]] = {}
         self.priorities: Priorities[KeyQueues] = Priorities()
+        #: Whether keys of one of them get turns only when handlers and calls want messages.
+        self.sparing = False
         #: When the present partitions were assigned.
         self.assigned_s = 0.0
         #: Sources that are being resumed, and how many of their queues still wait for an answer.
@@ -372,6 +374,7 @@ class Ordering:
                 turns.apply(its, shares[queue])
             elif its.limited:
                 self.turns[queue] = Turns(its, shares[queue])
+        self.sparing = any(turns.sparing for turns in self.turns.values())
         priorities = {queue: its.priority for queue, its in settings.items() if its.priority is not None}
         self.priorities.serve(self.turns, priorities)
 

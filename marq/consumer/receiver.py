@@ -217,7 +217,8 @@ class Receiver:
 
     def next_turns(self) -> None:
         """Give handlers that have nothing to do the messages whose turns come next."""
-        if self.ordering.turns:
+        # A breaker admits more as time passes.
+        if self.ordering.sparing or (self.ordering.turns and self.gate.breakers):
             self._take_steps()
 
     def apply_pauses(self) -> None:

@@ -167,6 +167,13 @@ class Records(Sequence[Row]):
             self._encoded_headers = encoded_column(self.headers)
         return self._encoded_headers
 
+    @property
+    def headers_bytes(self) -> int:
+        """How many bytes the headers take in markers."""
+        if isinstance(self.headers, OneHeader):
+            return len(self) * len(encode_headers(((self.headers.name, b""),))) + sum(map(len, self.headers.values))
+        return sum(map(len, self.encoded_headers or ()))
+
     @classmethod
     def of(cls, records: Iterable[Record]) -> Records:
         """Return objects as columns."""
