@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
@@ -77,7 +76,7 @@ class ConsumerSession:
         if group is not None and how != TRANSACTIONAL:
             transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
             self._connections.append(connection)
-        self.pools: list[HandlerPool[Any]] = []
+        self.pools: list[HandlerPool] = []
         self.receiver_settings = settings
         self.receiver = Receiver(
             serving,
@@ -105,13 +104,13 @@ class ConsumerSession:
         """Start receiving; messages arrive once partitions are assigned."""
         self.receiver.start()
 
-    def add(self, pool: HandlerPool[Any]) -> None:
+    def add(self, pool: HandlerPool) -> None:
         """Start a handler pool."""
         pool.start()
         self.pools.append(pool)
         self.receiver.demand()
 
-    async def work(self, pool: HandlerPool[Any], shutdown_s: float) -> None:
+    async def work(self, pool: HandlerPool, shutdown_s: float) -> None:
         """Run a handler pool to its end; running handlers may finish for ``shutdown_s`` after an error.
 
         Raises:
@@ -138,7 +137,7 @@ class ConsumerSession:
         await self._done_or_failed(self.pools)
         self.raise_error()
 
-    async def _done_or_failed(self, pools: Sequence[HandlerPool[Any]]) -> None:
+    async def _done_or_failed(self, pools: Sequence[HandlerPool]) -> None:
         """Return when all pools have ended, or when receiving has stopped for good: a handler may never return."""
         done = asyncio.create_task(_done(pools))
         failed = asyncio.create_task(self.receiver.failed.wait())
@@ -173,7 +172,7 @@ class ConsumerSession:
         await asyncio.gather(*[pool.stop(self.shutdown_s_of(pool, shutdown_s)) for pool in self.pools])
         return asyncio.get_running_loop().time()
 
-    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+    def shutdown_s_of(self, pool: HandlerPool, shutdown_s: float) -> float:
         """Return how long a stop waits for the handlers of a pool."""
         return shutdown_s
 
@@ -195,7 +194,7 @@ class ConsumerSession:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
 
 
-async def _done(pools: Sequence[HandlerPool[Any]]) -> None:
+async def _done(pools: Sequence[HandlerPool]) -> None:
     await asyncio.gather(*[pool.done() for pool in pools])
 
 
