@@ -160,11 +160,6 @@ class PendingRetry:
     last: str | None = None
     #: True if a purge may have ended it since the tracker was last asked; that question is unanswered.
     outdated: bool = False
-    #: True while it waits for a delay without having its turn.
-    parked: bool = False
-    #: When it got its turn to be delivered again; infinite while it has that of its former delivery, or of another
-    #: consumer's.
-    turn_s: float = inf
     #: How long to wait before the next question while another consumer holds it; doubled each time.
     ask_s: float = FIRST_ASK_S
     #: The first ``row``, from which each answer starts.
@@ -633,8 +628,8 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
-        #: Those of them that have their turns, and are delivered once they are leased here.
-        self.coming: set[int] = set()
+        #: When those of them got their turns that are delivered once they are leased here.
+        self.coming: dict[int, float] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
@@ -730,23 +725,20 @@ class KeyQueues:
         elif not order.is_first(offset):
             # The others wait in the other consumer's memory, as they do here.
             order.known(offset)
-            if retry.parked or order.may_run(offset):
-                retry.parked = False
+            if order.is_parked(offset) or order.may_run(offset):
                 order.occupy(offset)
 
     def _park(self, retry: PendingRetry) -> None:
         """Let a message wait for its delay, or for its next turn."""
         assert isinstance(self._order, Lines)
-        retry.parked, retry.turn_s = True, inf
-        self.coming.discard(retry.offset)
+        self.coming.pop(retry.offset, None)
         self._order.park(retry.offset)
 
     def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
         """Continue with messages whose turn it is."""
         for offset in offsets:
             if offset in self._retries:
-                self._retries[offset].turn_s = now_s
-                self.coming.add(offset)
+                self.coming[offset] = now_s
         self._continue(offsets, now_s)
 
     def _unadded(self, records: Records) -> Records:
@@ -782,8 +774,8 @@ class KeyQueues:
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
                 if isinstance(self._order, Lines):
-                    self.coming.add(offset)
-                self._retry(PendingRetry(row, asks=asks, seen=False, turn_s=now_s), now_s)
+                    self.coming[offset] = now_s
+                self._retry(PendingRetry(row, asks=asks, seen=False), now_s)
         self._deliver(of, ready)
 
     def _deliver(self, batch: LeasedBatch | None, offsets: Sequence[int]) -> None:
@@ -804,15 +796,15 @@ class KeyQueues:
         offset = retry.offset
         if not self.active or self._retries.get(offset) is not retry or retry.busy:
             return
-        if not (retry.parked or self._order.is_first(offset)):
+        parked = isinstance(self._order, Lines) and self._order.is_parked(offset)
+        if not (parked or self._order.is_first(offset)):
             return
         if retry.due_s > now_s:
             self._ordering.later(self, retry)
             return
-        if retry.parked and not retry.asks:
+        if isinstance(self._order, Lines) and parked and not retry.asks:
             # It may wait for its turn for long, and end meanwhile.
-            retry.parked, retry.asks = False, True
-            assert isinstance(self._order, Lines)
+            retry.asks = True
             self._order.rejoin(offset)
             return
         retry.busy = True
@@ -826,12 +818,12 @@ class KeyQueues:
             batch.put_back([offset])
             return
         self._batches[offset] = batch
-        self.coming.discard(offset)
+        turn_s = self.coming.pop(offset, inf)
         if retry.last is not None:
             batch.release(offset, LAST, error=retry.last)
         else:
             del self._retries[offset]
-            if isinstance(self._order, Lines) and self._order.rated and now_s - retry.turn_s > MAX_TURN_S:
+            if isinstance(self._order, Lines) and self._order.rated and now_s - turn_s > MAX_TURN_S:
                 # It waited for a tracker or a broker, and all that waited with it would begin at once.
                 self._order.park(offset)
                 self._order.rejoin(offset)
@@ -874,7 +866,7 @@ class KeyQueues:
         retry.last = None
         if message.leased:
             if waits:
-                self.coming.discard(retry.offset)
+                self.coming.pop(retry.offset, None)
                 self._ask_later(retry, message, now_s)
                 self._note_turn(retry, message, now_s)
                 return
@@ -892,7 +884,7 @@ class KeyQueues:
                 self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
-        if isinstance(self._order, Lines) and retry.turn_s == inf:
+        if isinstance(self._order, Lines) and retry.offset not in self.coming:
             self._park(retry)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
@@ -1007,7 +999,7 @@ class KeyQueues:
             self._done.difference_update(offsets)
             for offset in offsets:
                 self._retries.pop(offset, None)
-                self.coming.discard(offset)
+                self.coming.pop(offset, None)
         self._continue(self._order.remove(offsets), now_s)
 
     def give_up(self) -> None:

@@ -332,6 +332,10 @@ class Lines(Generic[L]):
             if offset not in self.begun:
                 self._begin(key, offset)
 
+    def is_parked(self, offset: int) -> bool:
+        """Return whether a message waits for a delay."""
+        return offset in self._parked
+
     def park(self, offset: int) -> None:
         """Take the turn of a message that waits for a delay, or for its next turn."""
         key = self._keys.get(offset)

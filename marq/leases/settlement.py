@@ -1,8 +1,8 @@
 """Acks, releases, rejects and renewals of messages.
 
 Messages, handler pools, the receiver and calls with a token all come here. The first call that decides the outcome of a
-message counts (:meth:`marq.leases.batch.LeasedBatch.decide`). When a handler returns, the message is acked without
-recording a decision: only code that keeps the message could decide later, and the batcher drops a second ACK.
+message counts (:meth:`marq.leases.held.LeasedBatch.decide`). When a handler returns, the message is acked without
+recording a decision: only code that keeps the message could decide later, and the writer drops a second ACK.
 """
 
 from __future__ import annotations

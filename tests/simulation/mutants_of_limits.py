@@ -19,14 +19,14 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "messages that other consumers have do not count",
         _ORDERING,
         "limit",
-        ("            if retry.parked or order.may_run(offset):\n", "            if False:\n"),
+        ("            if order.is_parked(offset) or order.may_run(offset):\n", "            if False:\n"),
     ),
     mutant(
         LIMITS,
         "a message that is to be delivered again needs no other turn",
         _ORDERING,
         "limit",
-        ("        if isinstance(self._order, Lines) and retry.turn_s == inf:\n", "        if False:\n"),
+        ("        if isinstance(self._order, Lines) and retry.offset not in self.coming:\n", "        if False:\n"),
     ),
     mutant(
         LIMITS,
