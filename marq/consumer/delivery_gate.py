@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Sequence
 from itertools import compress
 from math import inf
@@ -20,18 +19,12 @@ from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
 from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
-from marq.wire.errors import ConfigError
-
-log = logging.getLogger("marq")
 
 
 class DeliveryGate:
     """Decides what one receiver may deliver now; it sets ``changed`` when there may be room for more messages.
 
     A queue that is paused, or whose breaker is open, delivers nothing: its prefetched messages are released.
-
-    Raises:
-        ConfigError: one of ``queues`` has a breaker, but interlock is not installed.
     """
 
     def __init__(
@@ -52,7 +45,6 @@ class DeliveryGate:
         self._failures: dict[str, Failures] = {}
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
-        self._refused: set[str] = set()
         self._pauses: set[asyncio.Task[None]] = set()
         self._paused: frozenset[str] = frozenset()
         self._unpaused: Sequence[str] = queues
@@ -177,12 +169,7 @@ class DeliveryGate:
         if (None if known is None else known.settings) == settings.breaker:
             return known
         self.breakers.pop(queue, None)
-        try:
-            self._make(queue, settings)
-        except ConfigError as error:
-            if queue not in self._refused:
-                log.error("continuing without a circuit breaker: %s", error)
-            self._refused.add(queue)
+        self._make(queue, settings)
         return self.breakers.get(queue)
 
     def _make(self, queue: str, settings: QueueSettings) -> None:

@@ -1,7 +1,6 @@
 """The circuit breaker of a queue: if most messages fail, a service that they need is probably down, so they wait.
 
-The library interlock opens the breaker, based on the failure rate of recent outcomes. This module applies it to
-messages::
+The breaker opens at a failure rate of recent outcomes. Its state decides which messages are delivered::
 
     closed     all messages are delivered
     open       no message is delivered or read, and prefetched ones are released; until the pause ends
@@ -12,19 +11,19 @@ since the previous failure: then the service works, and the message is at fault.
 single attempt per consumer, for all messages together. A message that fails while others succeed is dead-lettered as
 usual; a message that is alone in its queue is retried until another one succeeds.
 
-Successes are only counted, because a success never opens a breaker; interlock is told at the next failure.
+Only a failure can open the breaker, and only once there are ``window`` outcomes since it was last closed. A success
+never opens it, although it may be the outcome that fills the window.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marq.leases.failure_log import traceback_text
 from marq.settings.breaker_thresholds import Breaker
-from marq.wire.errors import ConfigError
 from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:
@@ -35,7 +34,6 @@ log = logging.getLogger("marq")
 CLOSED, OPEN, HALF_OPEN = "closed", "open", "half-open"
 #: A message that is released repeatedly waits for at most this many pauses.
 MAX_PAUSES = 10
-_NEVER_SLOW_S = 1e9
 
 
 class HandlerCall:
@@ -65,21 +63,8 @@ class HandlerCall:
         return breaker in self._counts
 
 
-class _Failed(Exception):
-    """Stands for the exception of a handler."""
-
-
-class _Clock:
-    def __init__(self, now_s: Callable[[], float]) -> None:
-        self.monotonic = now_s
-
-
 class QueueBreaker:
-    """The breaker of one queue; it calls ``opened`` when it opens or begins another pause.
-
-    Raises:
-        ConfigError: interlock is not installed.
-    """
+    """The breaker of one queue; it calls ``opened`` when it opens or begins another pause."""
 
     def __init__(
         self, queue: str, settings: Breaker, clock: Callable[[], float], opened: Callable[[str], None]
@@ -90,11 +75,11 @@ class QueueBreaker:
         self.openings = 0
         self._clock = clock
         self._opened = opened
-        self._circuit = _circuit(queue, settings, clock)
+        #: Whether each of the latest calls failed, since the breaker was last closed.
+        self._outcomes: deque[bool] = deque(maxlen=settings.window)
         #: The end of the pause; None if closed.
         self._until_s: float | None = None
         self._test: Message | None = None
-        self._successes = 0
         self._succeeded = False
 
     @property
@@ -135,10 +120,10 @@ class QueueBreaker:
     def succeeded(self, messages: Sequence[Message]) -> None:
         """Record that a handler returned."""
         if self._until_s is None:
-            self._successes += 1
+            self._outcomes.append(False)
             self._succeeded = True
         elif self._test in messages:
-            self._tell(failed=False)
+            self._outcomes.clear()
             self._until_s, self._test, self._succeeded = None, None, True
             log.warning("circuit breaker closed: queue=%s", self.queue)
 
@@ -146,15 +131,13 @@ class QueueBreaker:
         """Record that a handler failed; return whether the attempt counts."""
         if self._until_s is not None:
             if self._test in messages:
-                self._tell(failed=True)
                 self._open()
             return False
         counts, self._succeeded = self._succeeded, False
-        for _ in range(min(self._successes, self.settings.window)):
-            self._tell(failed=False)
-        self._successes = 0
-        self._tell(failed=True)
-        if self._circuit.state.value == "open":
+        self._outcomes.append(True)
+        window = self.settings.window
+        # Not `failures >= failure_rate * window`: 0.55 * 100 is more than 55.
+        if len(self._outcomes) == window and self._outcomes.count(True) / window >= self.settings.failure_rate:
             self._open()
             return False
         return counts
@@ -168,31 +151,3 @@ class QueueBreaker:
             self.settings.reset_timeout_ms / 1000,
         )  # fmt: skip
         self._opened(self.queue)
-
-    def _tell(self, *, failed: bool) -> None:
-        with suppress(_Failed), self._circuit:
-            if failed:
-                raise _Failed
-
-
-def _circuit(queue: str, settings: Breaker, clock: Callable[[], float]) -> Any:
-    """Return interlock's circuit breaker with a queue's settings."""
-    try:
-        import interlock  # not at the top: only queues with a breaker need it
-    except ImportError as error:
-        raise ConfigError(
-            f"queue {queue!r}: its circuit breaker needs a missing library: pip install"
-            f" 'marq[breaker]', or remove the breaker: marq queue {queue} --set breaker=false"
-        ) from error
-    return interlock.CircuitBreaker(
-        name=queue,
-        config=interlock.Config(
-            failure_rate_threshold=settings.failure_rate,
-            minimum_number_of_calls=settings.window,
-            window_size=settings.window,
-            permitted_calls_in_half_open=1,
-            wait_duration_in_open=settings.reset_timeout_ms / 1000,
-            slow_call_duration_threshold=_NEVER_SLOW_S,
-        ),
-        clock=_Clock(clock),
-    )

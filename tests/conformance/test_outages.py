@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-import pytest
-
 import marq
 from tests.conformance.backend import Backend, Stored
 from tests.conformance.receiving import take_one
@@ -137,18 +133,3 @@ async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_ope
 
     await backend.statistics(good, acked=10)
     assert not await dead(backend, bad)
-
-
-async def test_a_consumer_of_a_queue_with_a_breaker_says_what_it_lacks(
-    backend: Backend, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    queue = await backend.new_queue(breaker={})
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "interlock", None)
-        consumer = backend.consumer(queue)
-        with pytest.raises(marq.ConfigError, match=r"pip install 'marq\[breaker\]'"):
-            await consumer.start()
-
-    await backend.define(queue, breaker=False)
-    async with consumer:
-        assert consumer.breakers == {}

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 
 import pytest
 
 import marq
+from marq.leases.circuit_breaker import QueueBreaker
 from marq.settings.breaker_thresholds import Breaker
 from marq.settings.queue import QueueSettings
-from marq.wire.errors import ConfigError
 from marq.wire.markers import Acquire
-from tests.unit.client.fakes import LIMIT_S, P0, FakeRecord, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, Clock, FakeRecord, Rig, spin
 
 RULES = QueueSettings(breaker=Breaker(failure_rate=0.5, window=4, reset_timeout_ms=30_000))
 
@@ -370,18 +369,66 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     assert not rig.receiver.gate.breakers
 
 
-async def test_without_the_library_a_start_says_what_to_install_and_a_change_does_no_harm(
-    make_rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("successes", [10, 15])
+async def test_a_failure_after_a_success_that_filled_the_window_is_settled_and_handlers_go_on(
+    make_rig, successes: int
 ) -> None:
-    monkeypatch.setitem(sys.modules, "interlock", None)
-    with pytest.raises(ConfigError, match=r"queue 'q': .* pip install 'marq\[breaker\]'"):
-        make_rig(queue=lambda _: RULES)
+    rig = make(make_rig, 0, QueueSettings(breaker=Breaker(), max_attempts=1))
+    failing = {*range(10), 10 + successes}
+    last = max(failing)
+    calls: list[int] = []
 
-    said = [QueueSettings()]
-    rig = make_rig(queue=lambda _: said[0])
-    said[0] = RULES
-    rig.add(3)
-    await fail(rig, 3)
+    def handle(message: marq.Message) -> None:
+        calls.append(message.offset)
+        if message.offset in failing:
+            raise Down
 
-    assert not rig.receiver.gate.breakers
-    assert caplog.text.count("continuing without a circuit breaker") == 1
+    pool = rig.work(handle)
+    rig.add(last + 1)
+    await rig.settler.until(lambda: last in rig.ended)
+    await rig.clock.advance(30)
+    rig.add([last + 1])
+    await rig.settler.until(lambda: last + 1 in rig.acked)
+    await pool.stop(0)
+
+    assert calls == list(range(last + 2))
+    assert state(rig) == "closed"
+    if successes == 10:
+        # Half of the last 20 outcomes are failures.
+        assert released(rig)[last] == (False, 30_000)
+        assert rig.receiver.gate.breakers["q"].openings == 1
+    else:
+        # The attempt counts, and it was the only one: the tracker dead-letters the message.
+        assert released(rig)[last] == (True, -1)
+        assert rig.receiver.gate.breakers["q"].openings == 0
+
+
+@pytest.mark.parametrize(
+    ("failure_rate", "window", "failures"), [(0.5, 20, 10), (0.5, 3, 2), (0.55, 100, 55), (0.01, 4, 1), (1, 3, 3)]
+)
+def test_it_opens_at_the_failure_with_which_the_rate_is_reached(
+    failure_rate: float, window: int, failures: int
+) -> None:
+    breaker = QueueBreaker("q", Breaker(failure_rate, window), Clock(), lambda queue: None)
+    for _ in range(2 * window):
+        breaker.succeeded([])
+
+    for _ in range(failures - 1):
+        breaker.failed([])
+        assert breaker.state == "closed"
+    breaker.failed([])
+
+    assert breaker.state == "open"
+
+
+async def test_it_opens_only_after_a_window_of_outcomes_since_it_was_last_closed(make_rig) -> None:
+    rig = make(make_rig, 20, max_in_flight=4)
+    for _ in range(2):
+        await fail(rig, 3)
+        assert state(rig) == "closed"
+        await fail(rig, 1)
+        assert state(rig) == "open"
+        await rig.clock.advance(30)
+        [test] = await rig.take(1)
+        await test.ack()
+        assert state(rig) == "closed"
