@@ -21,7 +21,7 @@ from __future__ import annotations
 import heapq
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
 from math import inf
@@ -41,7 +41,7 @@ from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.limits import HEADER_KEY
 from marq.settings.queue import BLOCK
 from marq.settings.skipped_records import SkippedRecords
-from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resumed, Source
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resume, Resumed, Source, offset_runs
 from marq.wire.names import ORDERING_KEY_HEADER
 from marq.wire.ordered_holders import ordered_holder
 from marq.wire.record_headers import ordering_key, origin
@@ -58,6 +58,8 @@ RETRY_S = 0.1
 MAX_TURN_S = 1.0
 #: How long positions wait for a commit if nothing new is read.
 COMMIT_S = 1.0
+#: Maximum number of messages in a question, so that it fits into any record.
+MAX_ASKED = 16_384
 #: Maximum number of messages that wait behind others, and of bytes of their values; at this limit, reading pauses.
 MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: Maximum number of messages that are read at once while all messages read so far wait behind others.
@@ -81,26 +83,29 @@ class DeliveryRun(NamedTuple):
 
 
 class TrackerQuestion(NamedTuple):
-    """Which of these messages are still open?"""
+    """Which of these messages are open in a source? Without ``keys``: of all messages from the first of these on?
 
-    keys: KeyQueues
-    offsets: Sequence[int]
-
-
-class Beginning(NamedTuple):
-    """Which messages of a queue are open in a source from this offset on? ``own_topic``: senders choose the keys."""
+    ``own_topic``: senders choose the keys.
+    """
 
     queue: str
     source: Source
-    offset: int
+    offsets: Sequence[int]
     own_topic: bool
+    keys: KeyQueues | None = None
+
+    def markers(self, new_holder: Callable[[], int]) -> Iterator[Resume]:
+        """Yield the question for its tracker, in parts that fit into a record; their holders identify the answers."""
+        ascending = sorted(self.offsets)
+        for run in offset_runs(ascending, MAX_ASKED):
+            yield Resume(self.queue, new_holder() or 1, self.source, ascending[run], onwards=self.keys is None)
 
 
 class Steps(NamedTuple):
     """What a receiver does now: deliver, resume, ask, acquire again, commit positions."""
 
     deliver: Sequence[DeliveryRun]
-    resume: Sequence[Beginning]
+    resume: Sequence[TrackerQuestion]
     ask: Sequence[TrackerQuestion]
     acquire: Again
     commit: bool
@@ -282,7 +287,7 @@ class Ordering:
         self._commit_s = inf
         # The next steps.
         self._deliver: list[DeliveryRun] = []
-        self._resume: list[Beginning] = []
+        self._resume: list[TrackerQuestion] = []
         self._ask: list[tuple[KeyQueues, PendingRetry]] = []
         self._again: list[tuple[KeyQueues, PendingRetry]] = []
         self._later: list[tuple[float, int, KeyQueues, PendingRetry]] = []
@@ -309,7 +314,8 @@ class Ordering:
         kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
         again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
         asks = [
-            TrackerQuestion(keys, [retry.offset for retry in retries]) for keys, retries in _grouped(self._ask).items()
+            TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys.own_topic, keys)
+            for keys, retries in _grouped(self._ask).items()
         ]
         self._again, self._ask = kept, []
         return Steps(deliver, resume, asks, again, commit)
@@ -408,22 +414,24 @@ class Ordering:
             if missing and source not in self._resuming:
                 begin, own_topic = records[source].offsets[0], serving.is_own(source.topic)
                 self._resuming[source] = len(missing)
-                self._resume += [Beginning(queue, source, begin, own_topic) for queue in missing]
+                self._resume += [TrackerQuestion(queue, source, [begin], own_topic) for queue in missing]
             if missing:
                 found.append(source)
         return found
 
-    def resumed(self, beginning: Beginning, parts: Sequence[Resumed] | None, random: int, now_s: float) -> bool:
+    def resumed(self, question: TrackerQuestion, parts: Sequence[Resumed] | None, random: int, now_s: float) -> bool:
         """Begin with a queue in a source; ``parts`` is the answer, None if the source could not be verified.
 
         Return whether no other queue of the source is being resumed: reading goes on, or it is asked again.
         """
-        source = beginning.source
+        queue, source, _, own_topic, _ = question
         if parts is not None:
             found = open_messages(parts, now_s)
             opened = {offset: message for offset, message in found.items() if message is not None}
             holder = ordered_holder(parts[0].asked_at, random)
-            self._keys[beginning.queue, source] = KeyQueues(self, beginning, holder, parts[0].acquired, opened, now_s)
+            self._keys[queue, source] = KeyQueues(
+                self, queue, source, own_topic, holder, parts[0].acquired, opened, now_s
+            )  # fmt: skip
         self._resuming[source] -= 1
         if self._resuming[source] > 0:
             return False
@@ -546,9 +554,9 @@ class Ordering:
             for retry in retries:
                 keys.not_acquired(retry, now_s)
 
-    def answered(self, question: TrackerQuestion, parts: Sequence[Resumed], now_s: float) -> None:
+    def answered(self, keys: KeyQueues, parts: Sequence[Resumed], now_s: float) -> None:
         """Process an answer, or parts of it."""
-        question.keys.answered(open_messages(parts, now_s), now_s)
+        keys.answered(open_messages(parts, now_s), now_s)
         self.uncommitted(now_s)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
@@ -597,14 +605,15 @@ class KeyQueues:
     def __init__(
         self,
         ordering: Ordering,
-        beginning: Beginning,
+        queue: str,
+        source: Source,
+        own_topic: bool,
         holder: int,
         acquired: Iterable[tuple[int, int]],
         unread: Mapping[int, Open],
         now_s: float,
     ) -> None:
-        self.queue, self.source, _, self.own_topic = beginning
-        self.holder = holder
+        self.queue, self.source, self.own_topic, self.holder = queue, source, own_topic, holder
         #: False once the source is given up: from then on, outcomes of messages in flight change nothing here.
         self.active = True
         self._ordering = ordering

@@ -35,7 +35,6 @@ from marq.consumer.expiry import may_expire
 from marq.consumer.ordering import (
     Acquired,
     Again,
-    Beginning,
     DeliveryRun,
     Ordering,
     RereadRecords,
@@ -44,7 +43,7 @@ from marq.consumer.ordering import (
 )
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer, SuspectTurn
 from marq.consumer.starts import Starts, is_suspect, turn_of
-from marq.consumer.tracker_queries import TrackerQueries, questions_about
+from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
 from marq.consumer.writer import OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
@@ -59,7 +58,7 @@ from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq.wire.markers import Resume, Resumed, Source
+from marq.wire.markers import Resumed, Source
 from marq.wire.names import EXPIRED_HEADER
 
 log = logging.getLogger("marq")
@@ -670,10 +669,10 @@ class Receiver:
     def _take(self, steps: Steps) -> None:
         for run in steps.deliver:
             self._deliver(run)
-        if steps.resume:
-            self._ask(self._resume(steps.resume))
-        if steps.ask:
-            self._ask(self._ask_about(steps.ask))
+        # Apart: an answer about messages must not wait for the next attempt to resume a source.
+        for questions in (steps.resume, steps.ask):
+            if questions:
+                self._ask(self._ask_trackers(questions))
         if steps.acquire or steps.commit:
             self._acquire_again(steps)
 
@@ -698,42 +697,34 @@ class Receiver:
         self._asking.add(task)
         task.add_done_callback(self._ended)
 
-    async def _resume(self, beginnings: Sequence[Beginning]) -> None:
+    async def _ask_trackers(self, questions: Sequence[TrackerQuestion]) -> None:
         assert self._queries is not None, "a receiver of queues with ordering can ask"
-        # The holder identifies a question.
-        asked = {self._new_holder() or 1: begin for begin in beginnings}
-        questions = [
-            Resume(begin.queue, holder, begin.source, [begin.offset], onwards=True) for holder, begin in asked.items()
-        ]
-        async for question, parts in self._queries.answers(questions):
-            begin, now_s = asked[question.holder], self._now_s()
-            answer: Sequence[Resumed] | None = parts
-            try:
-                # It also says that no other member reads the source, so the answer covers all earlier deliveries.
-                await self._reader.verify({begin.source})
-            except NotCommitted as error:
-                # It is asked again, unless the source belongs to another member by now.
-                log.info("source not resumed: topic=%s partition=%d %s", *begin.source, error)
-                await self._time.sleep(RESUME_RETRY_S)
-                answer = None
-            if self.ordering.resumed(begin, answer, self._new_holder(), now_s):
-                read_on = self._fetched.let_go(begin.source)
-                if read_on is not None:
-                    self._reader.rewind({begin.source: read_on})
+        asked = [(marker, question) for question in questions for marker in question.markers(self._new_holder)]
+        by_holder = {marker.holder: question for marker, question in asked}
+        async for marker, parts in self._queries.answers([marker for marker, _ in asked]):
+            question = by_holder[marker.holder]
+            if question.keys is None:
+                await self._resumed(question, parts)
+            else:
+                self.ordering.answered(question.keys, parts, self._now_s())
+                self._take_steps()
                 self._changed.set()
 
-    async def _ask_about(self, questions: Sequence[TrackerQuestion]) -> None:
-        assert self._queries is not None, "a receiver of queues with ordering can ask"
-        asked: dict[int, TrackerQuestion] = {}
-        resumes: list[Resume] = []
-        for question in questions:
-            queue, source = question.keys.queue, question.keys.source
-            for resume in questions_about(queue, source, question.offsets, self._new_holder):
-                asked[resume.holder] = question
-                resumes.append(resume)
-        async for resume, parts in self._queries.answers(resumes):
-            self.ordering.answered(asked[resume.holder], parts, self._now_s())
-            self._take_steps()
+    async def _resumed(self, question: TrackerQuestion, parts: Sequence[Resumed]) -> None:
+        answer: Sequence[Resumed] | None = parts
+        now_s = self._now_s()
+        try:
+            # It also says that no other member reads the source, so the answer covers all earlier deliveries.
+            await self._reader.verify({question.source})
+        except NotCommitted as error:
+            # It is asked again, unless the source belongs to another member by now.
+            log.info("source not resumed: topic=%s partition=%d %s", *question.source, error)
+            await self._time.sleep(RESUME_RETRY_S)
+            answer = None
+        if self.ordering.resumed(question, answer, self._new_holder(), now_s):
+            read_on = self._fetched.let_go(question.source)
+            if read_on is not None:
+                self._reader.rewind({question.source: read_on})
             self._changed.set()
 
 

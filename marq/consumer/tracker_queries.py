@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from typing import Protocol
 
 from marq.client.background import Time
@@ -16,7 +16,7 @@ from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Kind, Resume, Resumed, Source, offset_runs
+from marq.wire.markers import Kind, Resume, Resumed
 from marq.wire.names import markers_partition
 
 log = logging.getLogger("marq")
@@ -25,8 +25,6 @@ log = logging.getLogger("marq")
 AGAIN_S, PATIENCE_S = 1.0, 5.0
 #: Pause after a broker error.
 RETRY_S = 1.0
-#: Maximum number of messages in a question, so that it fits into any record.
-MAX_ASKED = 16_384
 _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 #: The place of a marker's kind in its bytes.
 _KIND_AT = 3
@@ -100,15 +98,6 @@ class TrackerQueries:
         finally:
             again.cancel()
             await reader.stop(_STOP_S)
-
-
-def questions_about(
-    queue: str, source: Source, offsets: Iterable[int], new_holder: Callable[[], int]
-) -> Iterator[Resume]:
-    """Return questions about some messages."""
-    ascending = sorted(offsets)
-    for run in offset_runs(ascending, MAX_ASKED):
-        yield Resume(queue, new_holder() or 1, source, ascending[run], onwards=False)
 
 
 def _take(values: Sequence[bytes | None], answers: dict[int, dict[int, Resumed]]) -> None:

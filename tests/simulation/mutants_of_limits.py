@@ -52,7 +52,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a message that waits for its delay never comes back",
         _ORDERING,
         "stuck not-drained",
-        ("Lines)\n            self._order.rejoin(offset)\n", "Lines)\n"),
+        ("asks = True\n            self._order.rejoin(offset)\n", "asks = True\n"),
     ),
     mutant(
         LIMITS,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import ordering, receiver, tracker_queries
+from marq.consumer import ordering, receiver
 from marq.consumer.acquire import acquisitions
 from marq.consumer.ordering import delivered_again
 from marq.consumer.starts import NOTED_AFTER_S
@@ -362,8 +362,8 @@ async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureF
 
 
 async def test_more_messages_than_fit_into_a_question_are_asked_about(make_ordered, monkeypatch: Any) -> None:
-    assert tracker_queries.MAX_ASKED <= MAX_BATCH_MARKERS
-    monkeypatch.setattr(tracker_queries, "MAX_ASKED", 4)
+    assert ordering.MAX_ASKED <= MAX_BATCH_MARKERS
+    monkeypatch.setattr(ordering, "MAX_ASKED", 4)
     made, tracker = make_ordered()
     tracker.open_messages = dict.fromkeys(range(10), (State.WAITING_IN_ORDER, 2, 0))
     made.reader.add(P0, *[record(offset, f"{offset}") for offset in range(10)])
