@@ -33,6 +33,8 @@ log = logging.getLogger("marq.worker")
 
 #: Interval between two checks for a possible step, and between two counts of the messages topic's partitions.
 LOOK_S, COUNT_S = 10.0, 60.0
+#: Interval between two looks at whether this worker has to do it: senders with keys may wait for the first step.
+OWNER_LOOK_S = 0.2
 #: Time limit of one check.
 LOOK_LIMIT_S = 60.0
 STOP_SECONDS = 1.0
@@ -85,6 +87,7 @@ class PlacementKeeper(Service):
     async def _keep(self) -> None:
         while not self.should_stop:
             self._changed.clear()
+            next_s = self._look_s
             if self._keeps():
                 try:
                     async with asyncio.timeout(LOOK_LIMIT_S):
@@ -94,8 +97,9 @@ class PlacementKeeper(Service):
             else:
                 self._seen.clear()
                 self._owed.clear()
+                next_s = OWNER_LOOK_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._look_s):
+                async with asyncio.timeout(next_s):
                     await self._changed.wait()
 
     async def _look(self) -> None:

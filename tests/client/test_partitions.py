@@ -119,6 +119,21 @@ async def where(servers: str, prefix: str, queue: str) -> Counter[int]:
     return Counter(record.partition for record in records if record.key == queue.encode())  # type: ignore[attr-defined]
 
 
+async def test_messages_with_keys_can_be_sent_as_soon_as_a_worker_owns_the_first_partition(
+    servers: str, prefix: str, queues: marq.Queues, producer: marq.Producer
+) -> None:
+    await queues.change("q", ordering="key")
+    client, looks = ClientSettings.read(servers, {"prefix": prefix}, owner="test"), 0
+
+    def keeps() -> bool:
+        nonlocal looks
+        looks += 1
+        return looks > 1
+
+    async with PlacementKeeper(client, queues, keeps, look_s=3_600):
+        await producer.send("q", b"one", ordering_key="key")
+
+
 @pytest.mark.usefixtures("keeper")
 async def test_a_new_queue_is_soon_sent_to_and_read_on_its_partitions_alone(
     servers: str, prefix: str, queues: marq.Queues, producer: marq.Producer, readers: Readers
