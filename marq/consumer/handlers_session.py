@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
@@ -20,7 +20,7 @@ from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import bound, name_of
 from marq.handlers.typed import TypedHandlers
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
-from marq.kafka.group_reader import Reader
+from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.leases.receiver_settings import ReceiverSettings
@@ -83,7 +83,7 @@ class HandlersSession(ConsumerSession):
         cluster: Cluster,
         topics: Topics,
         serving: Serving,
-        reader: Reader,
+        reader: GroupMember,
         definitions: Definitions,
         handlers: Mapping[str, QueueHandler],
         producer: HandlersProducer,
@@ -97,7 +97,20 @@ class HandlersSession(ConsumerSession):
     ) -> None:
         self._definitions = definitions
         self._quiet = False
-        settings = _worker_settings(topics, definitions, handlers, self._settings)
+        codecs = {
+            queue: codec
+            for queue, handler in handlers.items()
+            if (codec := handler.codecs if isinstance(handler, TypedHandlers) else codec_of(handler, queue)) is not None
+        }
+        settings = ReceiverSettings(
+            max_in_flight=WORKER_MAX_IN_FLIGHT,
+            markers_partitions=topics.markers_partitions,
+            limit_bytes=topics.markers_limit_bytes,
+            codecs=codecs,
+            queue=self._settings,
+            skipped=definitions.skipped,
+            partitions=lambda queue: definitions.placement(queue).reads,
+        )
         how = MARKED if group is None else TRANSACTIONAL
         super().__init__(cluster, topics, serving, reader, settings, group=group, how=how, instance_id=instance_id)
         self._producer = producer
@@ -145,26 +158,5 @@ class HandlersSession(ConsumerSession):
             ends.push_async_callback(self.disconnect)
             ends.push_async_callback(self._producer.stop)
             ends.push_async_callback(self._resources.close)
+            await self.unfollow()
             await self.stop(self._shutdown_s)
-
-
-def _worker_settings(
-    topics: Topics,
-    definitions: Definitions,
-    handlers: Mapping[str, QueueHandler],
-    settings: Callable[[str], QueueSettings],
-) -> ReceiverSettings:
-    codecs = {
-        queue: codec
-        for queue, handler in handlers.items()
-        if (codec := handler.codecs if isinstance(handler, TypedHandlers) else codec_of(handler, queue)) is not None
-    }
-    return ReceiverSettings(
-        max_in_flight=WORKER_MAX_IN_FLIGHT,
-        markers_partitions=topics.markers_partitions,
-        limit_bytes=topics.markers_limit_bytes,
-        codecs=codecs,
-        queue=settings,
-        skipped=definitions.skipped,
-        partitions=lambda queue: definitions.placement(queue).reads,
-    )

@@ -20,6 +20,9 @@ from marq.wire.names import Names, check_group_name, check_queue_name
 
 _TWICE = "To process each message twice, send it to two queues: producer.send([{0!r}, {1!r}], …)"
 
+#: Raises ConfigError if some queues can't be served.
+Check = Callable[[Collection[str]], object]
+
 
 class Membership:
     """The queue or group of a consumer.
@@ -35,32 +38,58 @@ class Membership:
                 f" (`group` in marq.toml, or Queues.change({queue!r}, group=…)); Consumer(group={group!r}) then"
                 " serves all queues of the group"
             )
-        if queue is None and group is None:
+        self.queue = queue
+        if queue is not None:
+            self.name = check_queue_name(queue)
+        elif group is not None:
+            self.name = check_group_name(group)
+        else:
             raise ConfigError(
                 "Consumer(): expected a queue's name, Consumer('emails'), or a group's, Consumer(group=…)"
             )
-        self.queue = None if queue is None else check_queue_name(queue)
-        self._group = None if group is None else check_group_name(group)
 
     def __str__(self) -> str:
-        return f"queue {self.queue!r}" if self.queue is not None else f"group {self._group!r}"
-
-    @property
-    def name(self) -> str:
-        """The queue's or the group's name."""
-        return self.queue or self._group or ""
+        return f"{'group' if self.queue is None else 'queue'} {self.name!r}"
 
     def queues(self, definitions: Definitions) -> list[str]:
         """Return the queues to serve now."""
         return [self.queue] if self.queue is not None else definitions.queues_of(self.name)
 
-    def unfit(
-        self, definitions: Definitions, checks: Iterable[Callable[[Collection[str]], object]] = ()
-    ) -> dict[str, str]:
+    async def plan(
+        self,
+        cluster: Cluster,
+        names: Names,
+        topics: Topics,
+        definitions: Definitions,
+        served: Mapping[str, str],
+        checks: Iterable[Check] = (),
+    ) -> tuple[Serving, dict[str, str]]:
+        """Return what to read now, and which queues of a group can't be served, and why.
+
+        Own topics are looked up before they are read, except those in ``served``.
+
+        Raises:
+            BrokerUnavailable: no broker answered in time, or it refused.
+            ConfigError: no queue fits, the queue belongs to a group of several queues, or the group is too large.
+        """
+        looked_up, unreadable = dict[str, str](), dict[str, str]()
+        while True:
+            unfit = self._unfit(definitions, checks)
+            own_topics = self._serving(names, definitions, without=unfit).own_topics
+            new = {queue: topic for queue, topic in own_topics.items() if served.get(queue) != topic}
+            if looked_up or not new:
+                # The definitions may have changed during the look-up. Topics that are new since then follow with that
+                # change. Looking them up here, too, would hold up all other queues while definitions keep changing.
+                late = {queue for queue, _ in new.items() - looked_up.items()}
+                refused = unfit | {queue: why for queue, why in unreadable.items() if queue in new.keys() - late}
+                return self._serving(names, definitions, without=late | refused.keys()), refused
+            looked_up, unreadable = new, await _unreadable(cluster, topics, new)
+
+    def _unfit(self, definitions: Definitions, checks: Iterable[Check]) -> dict[str, str]:
         """Return which queues of a group can't be served, and why: they must not stop the group's other queues.
 
         Raises:
-            ConfigError: none of the queues can be served; ``checks`` raise it, too, if a handler does not fit a queue.
+            ConfigError: none of the queues can be served.
         """
         queues, unfit = self.queues(definitions), dict[str, str]()
         for queue in queues:
@@ -74,12 +103,8 @@ class Membership:
             raise ConfigError(unfit[queues[0]])
         return unfit
 
-    def serving(self, names: Names, definitions: Definitions, without: Collection[str] = ()) -> Serving:
-        """Return what to read now; the queues in ``without`` are left out.
-
-        Raises:
-            ConfigError: the queue belongs to a group of several queues, or the group is too large.
-        """
+    def _serving(self, names: Names, definitions: Definitions, without: Collection[str]) -> Serving:
+        """Return what to read without some queues."""
         queues = [queue for queue in self.queues(definitions) if queue not in without]
         # Before anything is acquired: messages that can't be committed would use up their attempts without being
         # delivered.
@@ -121,7 +146,7 @@ class Membership:
             )
 
 
-async def unreadable(cluster: Cluster, topics: Topics, own_topics: Mapping[str, str]) -> dict[str, str]:
+async def _unreadable(cluster: Cluster, topics: Topics, own_topics: Mapping[str, str]) -> dict[str, str]:
     """Return which of these queues have own topics that can't be read, and why.
 
     Raises:
@@ -132,7 +157,7 @@ async def unreadable(cluster: Cluster, topics: Topics, own_topics: Mapping[str, 
     except ConfigError as error:
         if len(own_topics) == 1:
             return dict.fromkeys(own_topics, str(error))
-        parts = [await unreadable(cluster, topics, {queue: topic}) for queue, topic in own_topics.items()]
+        parts = [await _unreadable(cluster, topics, {queue: topic}) for queue, topic in own_topics.items()]
         return {queue: reason for part in parts for queue, reason in part.items()}
     return {}
 

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
+from typing import Any
 
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
 from marq.client.lifecycle import to_its_end
 from marq.consumer.handler_pool import HandlerPool
-from marq.consumer.membership import Membership, unreadable
+from marq.consumer.membership import Check, Membership
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
-from marq.kafka.group_reader import Reader
+from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.leases.message import Message
@@ -44,10 +45,14 @@ TOPIC_RETRY_S = 5.0
 SHOWN_QUEUES = 20
 
 MakeSettings = Callable[[Topics, Definitions], ReceiverSettings]
+#: Returns what to serve now, and after how many seconds to plan again if nothing changes.
+Plan = Callable[[], Awaitable[tuple[Serving, float]]]
 
 
 class ConsumerSession:
     """A receiver and its handler pools; call :meth:`connect`, :meth:`start` and :meth:`stop` in this order.
+
+    After the start, :meth:`follow` may follow the definitions of queues.
 
     ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions; ``how`` is one
     of :data:`marq.kafka.acquire_strategies.STARTS`.
@@ -58,7 +63,7 @@ class ConsumerSession:
         cluster: Cluster,
         topics: Topics,
         serving: Serving,
-        reader: Reader,
+        reader: GroupMember,
         settings: ReceiverSettings,
         *,
         group: str | None = None,
@@ -76,7 +81,13 @@ class ConsumerSession:
         if group is not None and how != TRANSACTIONAL:
             transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
             self._connections.append(connection)
+        self.cluster = cluster
         self.pools: list[HandlerPool] = []
+        self._serving, self._reader = serving, reader
+        #: Set when the definitions have changed.
+        self.changed = asyncio.Event()
+        self._background: list[asyncio.Task[None]] = []
+        self._ending = False
         self.receiver_settings = settings
         self.receiver = Receiver(
             serving,
@@ -104,6 +115,33 @@ class ConsumerSession:
         """Start receiving; messages arrive once partitions are assigned."""
         self.receiver.start()
 
+    def follow(self, plan: Plan) -> None:
+        """Serve what ``plan`` returns, now and from each change on; receiving stops for good if it raises."""
+        following = asyncio.create_task(self._follow(plan), name="marq-definitions")
+        following.add_done_callback(self._following_ended)
+        self._background.append(following)
+
+    async def _follow(self, plan: Plan) -> None:
+        while True:
+            # Before the definitions are read, so that no later change is missed.
+            self.changed.clear()
+            wanted, again_s = await plan()
+            if wanted != self._serving:
+                await self.receiver.serve(wanted, self._reader.serve)
+                self._serving = wanted
+            await until_set(self.changed, again_s, self.cluster.sleep)
+
+    def _following_ended(self, task: asyncio.Task[None]) -> None:
+        if (error := failure_of(task, stopping=self._ending)) is not None:
+            self.receiver.fail(error)
+
+    async def unfollow(self) -> None:
+        """Follow no more changes."""
+        self._ending = True
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+
     def add(self, pool: HandlerPool) -> None:
         """Start a handler pool."""
         pool.start()
@@ -124,8 +162,7 @@ class ConsumerSession:
         finally:
             # No handler keeps running after this call, however it ends.
             await pool.stop(0)
-            if pool in self.pools:
-                self.pools.remove(pool)
+            self.pools.remove(pool)
         self.raise_error()
 
     async def done(self) -> None:
@@ -139,8 +176,8 @@ class ConsumerSession:
 
     async def _done_or_failed(self, pools: Sequence[HandlerPool]) -> None:
         """Return when all pools have ended, or when receiving has stopped for good: a handler may never return."""
-        done = asyncio.create_task(_done(pools))
-        failed = asyncio.create_task(self.receiver.failed.wait())
+        done: asyncio.Future[Any] = asyncio.gather(*[pool.done() for pool in pools])
+        failed: asyncio.Future[Any] = asyncio.create_task(self.receiver.failed.wait())
         try:
             await asyncio.wait([done, failed], return_when=asyncio.FIRST_COMPLETED)
             if done.done():
@@ -194,10 +231,6 @@ class ConsumerSession:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
 
 
-async def _done(pools: Sequence[HandlerPool]) -> None:
-    await asyncio.gather(*[pool.done() for pool in pools])
-
-
 # --- a member of a group ----------------------------------------------------------------------------------------------
 
 
@@ -215,26 +248,18 @@ async def join(
         BrokerUnavailable: no broker answered in time, or it refused.
         ConfigError: a topic's setting is wrong, or there is nothing to serve.
     """
-    cluster, changed = cluster_of(settings), asyncio.Event()
+    cluster = cluster_of(settings)
     queues = cluster.queues()
     session: MemberSession | None = None
     try:
         topics = await cluster.topics()
         await queues.start()
-        # Listen before joining the group, which takes time: a queue that is defined meanwhile is served, too.
-        queues.listen(changed.set)
-        membership.refuse_empty(queues.definitions)
-        refused = membership.unfit(queues.definitions)
-        wanted = membership.serving(settings.names, queues.definitions, without=refused)
-        refused |= await unreadable(cluster, topics, wanted.own_topics)
-        if refused and len(refused) == len(membership.queues(queues.definitions)):
+        definitions = queues.definitions
+        membership.refuse_empty(definitions)
+        serving, refused = await membership.plan(cluster, settings.names, topics, definitions, {})
+        if refused and len(refused) == len(membership.queues(definitions)):
             raise ConfigError(next(iter(refused.values())))
-        if refused:
-            # They are reported, and served as soon as possible.
-            changed.set()
-        session = MemberSession(
-            membership, settings, cluster, topics, queues, make, how, instance_id, changed, url, refused
-        )
+        session = MemberSession(membership, settings, cluster, topics, queues, serving, make, how, instance_id, url)
         await session.connect()
         session.start()
     except BaseException:
@@ -253,40 +278,35 @@ class MemberSession(ConsumerSession):
         cluster: Cluster,
         topics: Topics,
         queues: DefinitionsView,
+        serving: Serving,
         make: MakeSettings,
         how: str,
         instance_id: str | None,
-        changed: asyncio.Event,
         url: str,
-        refused: Collection[str],
     ) -> None:
-        self.cluster = cluster
         self._membership = membership
         self._settings = settings
         self._topics = topics
         self._queues = queues
-        self._changed = changed
-        self._background: list[asyncio.Task[None]] = []
-        self._ending = False
+        #: The current definitions.
+        self.definitions = definitions = queues.definitions
         #: Why some queues are not served yet.
         self._refused: dict[str, str] = {}
-        #: Called with queues before they are served. They raise ConfigError if a handler does not fit.
-        self.checks: list[Callable[[Collection[str]], object]] = []
-        definitions = queues.definitions
-        self._serving = membership.serving(settings.names, definitions, without=refused)
+        #: Called with queues before they are served.
+        self.checks: list[Check] = [self._check_group]
         self._group = membership.kafka_group(settings.names, definitions)
-        if any(definitions.settings(queue).transactional for queue in self._serving.queues):
+        if any(definitions.settings(queue).transactional for queue in serving.queues):
             how = TRANSACTIONAL
         # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
         committed = how == TRANSACTIONAL
-        self._reader = cluster.member(self._group, self._serving, instance_id, committed=committed, url=url)
+        reader = cluster.member(self._group, serving, instance_id, committed=committed, url=url)
         receiver_settings = make(topics, definitions)
         self.buffer = PrefetchBuffer(membership.name, ahead=receiver_settings.prefetch)
         super().__init__(
             cluster,
             topics,
-            self._serving,
-            self._reader,
+            serving,
+            reader,
             receiver_settings,
             group=self._group,
             how=how,
@@ -300,70 +320,39 @@ class MemberSession(ConsumerSession):
 
     def start(self) -> None:
         super().start()
-        following = asyncio.create_task(self._follow(), name="marq-definitions")
-        following.add_done_callback(self._following_ended)
+        self._queues.listen(self.changed.set)
+        # Queues may have been defined while the consumer joined its group.
+        self.follow(self._plan)
         watching = asyncio.create_task(watch_for_tracker(self.cluster.tracker_runs, self._settings), name="marq-watch")
-        self._background = [following, watching]
-
-    def _following_ended(self, task: asyncio.Task[None]) -> None:
-        if (error := failure_of(task, stopping=self._ending)) is not None:
-            self.receiver.fail(error)
+        self._background.append(watching)
 
     @property
     def queues(self) -> list[str]:
-        """The queues that are served now."""
-        return self._membership.queues(self._queues.definitions)
+        """The queues to serve now."""
+        return self._membership.queues(self.definitions)
 
-    @property
-    def definitions(self) -> Definitions:
-        """The current definitions."""
-        return self._queues.definitions
-
-    async def _follow(self) -> None:
-        """Follow changes to the definitions."""
-        retry_s = inf
-        while True:
-            await until_set(self._changed, retry_s, self.cluster.sleep)
-            self._changed.clear()
-            try:
-                await self._apply()
-                retry_s = TOPIC_RETRY_S if self._refused else inf
-            except BrokerUnavailable as error:
-                log.warning("%s: the definitions have changed, retrying: %s", self._membership, error)
-                retry_s = RETRY_S
-
-    async def _apply(self) -> None:
-        """Apply the current definitions; queues of a group that can't be served are left out."""
-        names, definitions = self._settings.names, self._queues.definitions
-        unfit = self._membership.unfit(definitions, self.checks)
-        checked = self._membership.serving(names, definitions, without=unfit)
-        self._check_group()
+    async def _plan(self) -> tuple[Serving, float]:
+        """Return what to serve now; queues of a group that can't be served are left out, and tried again."""
         self.receiver.apply_pauses()
-        served = self._serving.own_topics
-        new = {queue: topic for queue, topic in checked.own_topics.items() if served.get(queue) != topic}
-        refused = unfit | await unreadable(self.cluster, self._topics, new)
+        names, served = self._settings.names, self._serving.own_topics
+        try:
+            wanted, refused = await self._membership.plan(
+                self.cluster, names, self._topics, self.definitions, served, self.checks
+            )
+        except BrokerUnavailable as error:
+            log.warning("%s: the definitions have changed, retrying: %s", self._membership, error)
+            return self._serving, RETRY_S
         for queue, reason in refused.items():
             if reason != self._refused.get(queue):
                 log.error("%s: queue not served, retrying: queue=%s error=%s", self._membership, queue, reason)
         self._refused = refused
-        # The definitions may have changed meanwhile. Queues that are not checked yet follow with that change.
-        refused |= self._membership.unfit(definitions, self.checks)
-        wanted, topics = self._membership.serving(names, definitions, without=refused), checked.own_topics
-        late = [
-            each
-            for each in wanted.queues
-            if each not in checked.queues or wanted.own_topics.get(each) != topics.get(each)
-        ]
-        wanted = self._membership.serving(names, definitions, without={*refused, *late})
         if wanted != self._serving:
             log.info("%s: queues served from now on: %s", self._membership, _shortened(wanted.queues))
-            await self.receiver.serve(wanted, self._reader.serve)
-            self._serving = wanted
+        return wanted, TOPIC_RETRY_S if refused else inf
 
-    def _check_group(self) -> None:
-        definitions = self._queues.definitions
-        if self._membership.kafka_group(self._settings.names, definitions) != self._group:
-            group = definitions.group(self._membership.name)
+    def _check_group(self, queues: Collection[str]) -> None:
+        if self._membership.kafka_group(self._settings.names, self.definitions) != self._group:
+            group = self.definitions.group(self._membership.name)
             raise ConfigError(
                 f"{self._membership} now belongs to another group, whose consumers continue where this one stopped:"
                 f" start {f'Consumer(group={group!r})' if group else 'the consumer'} instead"
@@ -402,19 +391,12 @@ class MemberSession(ConsumerSession):
         self.receiver.hold(messages, lease_ms, ends=ends, started=started)
         await self.receiver.writer.settled()
 
-    def detach(self, messages: Sequence[Message]) -> None:
-        """Leave messages to the holders of their tokens: their leases are not renewed."""
-        self.receiver.detach(messages)
-
     async def end(self, shutdown_s: float, *, release: bool) -> None:
         """Stop and leave the group; after :meth:`hurry` it does not wait for handlers any longer."""
         try:
             await self.stop(shutdown_s, release=release)
         finally:
-            self._ending = True
-            for task in self._background:
-                task.cancel()
-            await asyncio.gather(*self._background, return_exceptions=True)
+            await self.unfollow()
             await asyncio.gather(self.disconnect(), self._reader.stop(STOP_CLIENT_S), self._queues.stop())
 
 

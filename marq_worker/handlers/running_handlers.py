@@ -13,10 +13,10 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from marq.backend.cluster import KafkaCluster
-from marq.client.background import failure_of
 from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.consumer.session import STOP_CLIENT_S
@@ -64,11 +64,8 @@ class RunningHandlers:
         self.reader: GroupReader | None = None
         self.quiet = False
         self._joining: asyncio.Task[None] | None = None
-        #: Returns what to read now, and what is read.
+        #: Returns what to read now.
         self._wanted: Callable[[], Serving]
-        self._served: Serving
-        self._changed = asyncio.Event()
-        self._following: asyncio.Task[None] | None = None
 
     async def start(
         self,
@@ -89,7 +86,8 @@ class RunningHandlers:
         check_room(group.name, group.queues)
         check_transactional(group, definitions)
         handlers = load_handlers(group)
-        served = self.follow(functools.partial(group.serving, client.names.messages, handlers, definitions))
+        self._wanted = functools.partial(group.serving, client.names.messages, handlers, definitions)
+        served = self._wanted()
         name = client.names.named_group(group.name)
         patient = replace(client, connect_timeout_ms=JOIN_LIMIT_MS)
         self.reader = reader = GroupReader(
@@ -126,11 +124,6 @@ class RunningHandlers:
             # Stopped meanwhile.
             await session.disconnect()
 
-    def follow(self, wanted: Callable[[], Serving]) -> Serving:
-        """Return what to read, and read what ``wanted`` returns then from each change on."""
-        self._wanted, self._served = wanted, wanted()
-        return self._served
-
     async def join(self) -> None:
         """Join the group; return when it has assigned partitions, perhaps none. Raises MarqError."""
         if self.session is not None and self.reader is not None:
@@ -142,27 +135,15 @@ class RunningHandlers:
         session = self.session
         if session is not None:
             session.start()
-            self._following = following = asyncio.create_task(self._follow(session), name="marq-definitions")
-            following.add_done_callback(functools.partial(self._following_ended, session))
+            session.follow(self._plan)
             await session.done()
 
-    async def _follow(self, session: HandlersSession) -> None:
-        """Read the partitions in which the queues have messages as the definitions are now.
+    async def _plan(self) -> tuple[Serving, float]:
+        """Return in which partitions the queues have messages as the definitions are now.
 
         A new process would do, too, but it would end running handlers, even of queues that have just been defined.
         """
-        assert self.reader is not None
-        while True:
-            self._changed.clear()
-            wanted = self._wanted()
-            if wanted != self._served:
-                await session.receiver.serve(wanted, self.reader.serve)
-                self._served = wanted
-            await self._changed.wait()
-
-    def _following_ended(self, session: HandlersSession, task: asyncio.Task[None]) -> None:
-        if (error := failure_of(task, stopping=self.session is not session)) is not None:
-            session.receiver.fail(error)
+        return self._wanted(), inf
 
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again; running handlers continue, and the group stays as it is."""
@@ -178,8 +159,8 @@ class RunningHandlers:
 
     def apply_definitions(self) -> None:
         """Pause and resume queues as their settings say now, and read where their messages are now."""
-        self._changed.set()
         if self.session is not None:
+            self.session.changed.set()
             self.session.receiver.apply_pauses()
 
     @property
@@ -262,10 +243,9 @@ class RunningHandlers:
         session, self.session = self.session, None
         if session is None or self.reader is None:
             return
-        if background := [task for task in (self._joining, self._following) if task is not None]:
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background)
+        if self._joining is not None:
+            self._joining.cancel()
+            await asyncio.wait([self._joining])
         try:
             await session.close()
         except MarqError as error:

@@ -227,7 +227,7 @@ class PolledConsumer(Consumer):
         except BaseException:
             put_back(messages)
             raise
-        running.detach(messages)
+        running.receiver.detach(messages)
         return messages
 
     def _take(self, max_messages: int, max_bytes: int | None) -> list[Message]:
@@ -470,8 +470,8 @@ class PolledInOrder(PolledConsumer):
         messages = [self._delivered.pop(place) for place in lost]
         if self._running is not None:
             # They count as in flight until then. The ordering still has to learn that the others were lost.
-            ordering = self._running.receiver.ordering
-            self._running.detach([message for message in messages if not ordering.has(message._batch)])
+            receiver = self._running.receiver
+            receiver.detach([message for message in messages if not receiver.ordering.has(message._batch)])
 
     def _is_held(self, message: Message) -> bool:
         batch, offset = message._batch, message._offset

@@ -357,7 +357,7 @@ class KafkaBackend(Backend):
         with contextlib.suppress(marq.ConfigError):  # its queue belongs to another group now, so it ends
             await self.until(
                 lambda: (
-                    not running._changed.is_set()
+                    not running.changed.is_set()
                     and list(running.receiver._serving.queues)
                     == [queue for queue in running.queues if queue not in running._refused]
                 )

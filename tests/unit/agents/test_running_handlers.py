@@ -7,6 +7,7 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
+from marq.consumer.handlers_session import HandlersSession
 from marq.kafka.queue_records import Serving
 from marq.settings.definitions import Definitions
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
@@ -58,13 +59,17 @@ async def test_a_stop_ends_a_join_that_does_not_end_and_leaves_the_group_last() 
     await handlers.run()
 
 
-class Moving:
-    """A session and a reader; both note what they are told to read."""
+class Moving(HandlersSession):
+    """The shipped session without connections; it notes which partitions it is told to read."""
 
-    def __init__(self) -> None:
+    def __init__(self, serving: Serving) -> None:
         self.reads: list[Any] = []
         self.moved = asyncio.Event()
-        self.receiver = self
+        self.receiver = self.cluster = self._reader = self  # type: ignore[assignment]
+        self.sleep = asyncio.sleep
+        self.error: BaseException | None = None
+        self._serving, self.changed, self._background = serving, asyncio.Event(), []
+        self._ending = False
 
     def start(self) -> None:
         """Nothing is received here."""
@@ -79,33 +84,81 @@ class Moving:
         self.reads.append(serving.partitions)
         self.moved.set()
 
-    async def close(self) -> None:
-        """Nothing is in flight here."""
+    def fail(self, error: BaseException) -> None:
+        self.error = error
 
-    async def stop(self, limit_s: float) -> None:
+    async def close(self) -> None:
+        await self.unfollow()
+
+    async def stop(self, *_: Any, **__: Any) -> None:
         """It is in no group."""
+
+
+def moving(definitions: Definitions) -> tuple[RunningHandlers, Moving]:
+    """Return handlers that are about to run, and their session."""
+    handlers = RunningHandlers(GROUP)
+    handlers._wanted = functools.partial(GROUP.serving, "messages", GROUP.queues, definitions)
+    session = Moving(handlers._wanted())
+    reader: Any = session
+    handlers.session, handlers.reader = session, reader
+    return handlers, session
 
 
 async def test_running_handlers_follow_the_partitions_of_their_queues() -> None:
     # given: a queue that has just been defined is read in all partitions
-    definitions, parts, handlers = Definitions(), Moving(), RunningHandlers(GROUP)
-    moving: Any = parts
-    handlers.session = handlers.reader = moving
-    handlers.follow(functools.partial(GROUP.serving, "messages", GROUP.queues, definitions))
+    definitions = Definitions()
+    handlers, session = moving(definitions)
     running = asyncio.create_task(handlers.run())
 
     # when: a minute later, only its own are read; the next change is one of other settings
     definitions.fold(b"placement:letters", {"sends": [3], "reads": [3]})
     handlers.apply_definitions()
-    await asyncio.wait_for(parts.moved.wait(), LIMIT_S)
+    await asyncio.wait_for(session.moved.wait(), LIMIT_S)
     handlers.apply_definitions()
-    parts.moved.clear()
+    session.moved.clear()
     definitions.fold(b"placement:letters", {"sends": [3], "reads": [1, 3]})
     handlers.apply_definitions()
-    await asyncio.wait_for(parts.moved.wait(), LIMIT_S)
+    await asyncio.wait_for(session.moved.wait(), LIMIT_S)
 
     # then
-    assert parts.reads == [(3,), (1, 3)]
+    assert session.reads == [(3,), (1, 3)]
+    await asyncio.wait_for(handlers.stop(), LIMIT_S)
+    assert session.error is None
+    running.cancel()
+    await asyncio.wait([running], timeout=LIMIT_S)
+
+
+async def test_handlers_follow_a_change_from_before_they_run() -> None:
+    # given: a change while they join the group
+    definitions = Definitions()
+    handlers, session = moving(definitions)
+    definitions.fold(b"placement:letters", {"sends": [3], "reads": [3]})
+    handlers.apply_definitions()
+
+    # when
+    running = asyncio.create_task(handlers.run())
+    await asyncio.wait_for(session.moved.wait(), LIMIT_S)
+
+    # then
+    assert session.reads == [(3,)]
+    await asyncio.wait_for(handlers.stop(), LIMIT_S)
+    running.cancel()
+    await asyncio.wait([running], timeout=LIMIT_S)
+
+
+async def test_handlers_that_can_not_follow_their_queues_fail() -> None:
+    """They would read too few partitions from then on."""
+    definitions = Definitions()
+    handlers, session = moving(definitions)
+    failed = asyncio.Event()
+    session.fail = lambda error: failed.set()  # type: ignore[method-assign]
+    running = asyncio.create_task(handlers.run())
+    await asyncio.sleep(0)
+    handlers._wanted = functools.partial(int, "not a number")
+
+    handlers.apply_definitions()
+
+    await asyncio.wait_for(failed.wait(), LIMIT_S)
     await asyncio.wait_for(handlers.stop(), LIMIT_S)
     running.cancel()
     await asyncio.wait([running], timeout=LIMIT_S)

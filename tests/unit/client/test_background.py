@@ -92,14 +92,14 @@ async def test_neither_a_stop_nor_a_lease_that_ends_earlier_is_an_error(make_rig
     assert rig.receiver.error is None
 
 
-async def test_a_consumer_that_can_no_longer_follow_its_queues_ends_with_an_error(monkeypatch) -> None:
-    def defect() -> None:
+async def test_a_consumer_that_can_no_longer_follow_its_queues_ends_with_an_error() -> None:
+    def defect(*_: object) -> None:
         raise ZeroDivisionError
 
     async with Broker() as broker, broker.consumer("q") as consumer:
         session = consumer._started()
-        monkeypatch.setattr(session, "_check_group", defect)
-        session._changed.set()
+        session.checks.append(defect)
+        session.changed.set()
 
         with pytest.raises(MarqError, match="ZeroDivisionError"):
             await consumer.receive(wait=LIMIT_S)
