@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Shows that one 5xx answer to a poll ends a Celery worker on SQS, although kombu means to take it for an empty answer.
+# Shows that one 503 answer to a poll ends a Celery worker on SQS, although kombu means to take it for an empty answer.
 #
 # celery 5.7.0, kombu 5.7.0, boto3 1.44.8, pycurl 7.49.0. The script's own endpoint answers what a worker asks. It gives
 # one poll (ReceiveMessage) the status 503, as SQS, a load balancer or a proxy does for a moment, or 408, 500, 502, 504.
-# Expected: the worker polls again. After its issue 1172, kombu takes these statuses for "no messages", which its source
-# explains with "This prevents hanging the Celery worker". A worker also survives a lost connection to Redis or RabbitMQ.
+# Expected: the worker polls again. Since kombu's issue 1172, its source takes these statuses for an empty list, with the
+# comment "This prevents hanging the Celery worker".
 # Seen: kombu returns an empty list for them, but the code that gets it calls its get(), as an answer in JSON is a
-# mapping. The AttributeError is none of the errors for which Celery connects again, so the worker logs "Unrecoverable
-# error" and exits with 1, after its running tasks. One moment of a load balancer thus ends all workers that poll. An
-# SQS endpoint has to answer a poll that it cannot serve with 200 and no messages, and workers need a supervisor.
+# mapping. Celery does not connect again after an AttributeError, so the worker exits with 1, after its running tasks.
+# One moment of a load balancer thus ends all workers that poll at that time. An SQS endpoint has to answer a poll that
+# it cannot serve with 200 and no messages, and workers need a supervisor.
 # Output seen:
 #   200: worker runs, 6 polls
 #   408: exit code 1, 3 polls, AttributeError: 'list' object has no attribute 'get'

@@ -7,9 +7,9 @@
 # Expected: a cancelled call has taken nothing, as in aiokafka, so that the next call returns the message.
 # Seen: the call runs in a thread, which the cancellation does not reach. That thread takes the next message, moves the
 # consumer's position and stores its offset for the next commit, but its result goes to no one. The next call waits for
-# the thread, and gets nothing. consume() loses all messages of its batch in the same way. No error and no log line says
-# so, and no restart delivers the messages again. A message queue has to give the timeout to poll() itself, and must not
-# cancel it. Its documentation describes the thread pool, but not what a cancellation does.
+# the thread, and gets nothing. consume() loses messages in the same way. No error says so, and no restart delivers the
+# messages again. A message queue has to give the timeout to poll() itself, and must not cancel it. The class describes
+# its thread pool, but not what a cancellation does.
 # Output seen:
 #   poll() with its own timeout: received 6 of 6 messages, committed offset 6
 #   poll() cancelled: received 1 of 6 messages, committed offset 6
