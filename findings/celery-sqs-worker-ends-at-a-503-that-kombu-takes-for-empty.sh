@@ -3,8 +3,8 @@
 #
 # celery 5.7.0, kombu 5.7.0, boto3 1.44.8, pycurl 7.49.0. The script's own endpoint answers what a worker asks. It gives
 # one poll (ReceiveMessage) the status 503, as SQS, a load balancer or a proxy does for a moment, or 408, 500, 502, 504.
-# Expected: the worker polls again. Since kombu's issue 1172, its source takes these statuses for an empty list, with the
-# comment "This prevents hanging the Celery worker".
+# Expected: the worker polls again. Since kombu's issue 1172, its source takes these statuses for an empty list, with
+# the comment "This prevents hanging the Celery worker".
 # Seen: kombu returns an empty list for them, but the code that gets it calls its get(), as an answer in JSON is a
 # mapping. Celery does not connect again after an AttributeError, so the worker exits with 1, after its running tasks.
 # One moment of a load balancer thus ends all workers that poll at that time. An SQS endpoint has to answer a poll that
