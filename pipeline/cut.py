@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import DataFrame
 
-#: {topic: {partition: offset}}, with partitions as text.
-Offsets = Mapping[str, Mapping[str, int]]
+from pipeline.kafka import Offsets
 
 
 @dataclass(frozen=True)

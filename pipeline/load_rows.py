@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from operator import itemgetter, or_
+from operator import or_
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -24,12 +24,11 @@ from pyspark.sql import functions as F
 
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Source
-from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, markers_partition
 from marq.wire.payload_columns import Columns, encode_headers
-from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
+from pipeline.writing import HEADERS, MarkersTopic
 
 #: Consecutive rows in one partition of the source, and the most in one marker.
 RUN = 500
@@ -43,6 +42,8 @@ _MAX_HEADER_NAME_BYTES = 65_535
 #: ISO 8601 with a zone, without which a time is ambiguous.
 _ISO = r"^\s*\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?\s*(Z|[+-]\d{2}:?\d{2})\s*$"
 _NESTED = ("struct", "array", "map", "variant")
+
+_RECORD = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
 
 NO_LINE = "the line can't be read"
 NO_VALUE = "no value"
@@ -233,11 +234,13 @@ def markers(rows: DataFrame, sent: Sent, tasks: int) -> DataFrame:
     def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = chain.from_iterable(zip(*batch, strict=True) for batch in columns)
-        for run in runs(rows, itemgetter(0), _row_bytes, RUN, sent.markers.room_bytes - _HEAD_BYTES):
+        for run in _runs(rows, sent.markers.room_bytes - _HEAD_BYTES):
             source = Source(sent.topic, run[0][0])
-            yield records_of(sent.markers, [(source, encode(_delay_of(sent, source, run)))])
+            partition = markers_partition(*source, sent.markers.partitions)
+            row = {"topic": sent.markers.topic, "partition": partition, "value": encode(_delay_of(sent, source, run))}
+            yield pa.RecordBatch.from_pylist([row], _RECORD)
 
-    return ordered.mapInArrow(encoded, RECORDS)
+    return ordered.mapInArrow(encoded, "topic string, partition int, value binary")
 
 
 #: One row: partition, number, value, key, headers, time.
@@ -257,6 +260,22 @@ def _delay_of(sent: Sent, source: Source, run: Sequence[_Row]) -> Delay:
     )
     # With the first number as `from_offset`, the marker claims no rows but its own.
     return Delay(sent.queue, sent.holder, source, numbers, times, sent.relative, numbers[0], payloads)
+
+
+def _runs(rows: Iterable[_Row], most_bytes: int) -> Iterator[list[_Row]]:
+    """Divide rows into runs of one partition that fit into one marker each, without buffering more than one."""
+    run: list[_Row] = []
+    run_bytes = 0
+    for row in rows:
+        row_bytes = _row_bytes(row)
+        full = len(run) == RUN or run_bytes + row_bytes > most_bytes
+        if run and (full or row[0] != run[0][0]):
+            yield run
+            run, run_bytes = [], 0
+        run.append(row)
+        run_bytes += row_bytes
+    if run:
+        yield run
 
 
 def _row_bytes(row: _Row) -> int:
