@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
+from marq.settings.topic_configs import LIMIT
 from marq.wire.names import Names
 from pipeline.errors import PipelineError, root_cause, sentence
 
@@ -151,11 +152,11 @@ class TopicAdmin:
         """Return the offset of the first retained record."""
         return self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest(), False)
 
-    def settings(self, topic: str) -> dict[str, str]:
-        """Return the topic's effective settings, including the broker's defaults."""
+    def limit_bytes(self, topic: str) -> int:
+        """Return the largest record batch that a topic accepts."""
         with self._admin(f"reading the settings of {topic}") as admin:
             [config] = self._configs(admin, [topic])
-            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(config.get().entries())}
+            return int(config.get().get(LIMIT).value())
 
     def compacted(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that are compacted, as far as this user may read their settings."""

@@ -14,9 +14,8 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
-from marq.settings.topic_configs import LIMIT
 from pipeline.errors import PipelineError, sentence
-from pipeline.kafka import Connection, TopicAdmin
+from pipeline.kafka import Connection
 
 #: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
 FRAME_BYTES = 512
@@ -40,17 +39,6 @@ class MarkersTopic(NamedTuple):
     def room_bytes(self) -> int:
         """The largest marker."""
         return self.limit_bytes - FRAME_BYTES
-
-
-def markers_of(topics: TopicAdmin, connection: Connection) -> MarkersTopic:
-    """Ask the cluster for the markers topic; raises PipelineError if it does not exist or no broker answers."""
-    topic = connection.names.markers
-    return MarkersTopic(topic, topics.partitions([topic])[topic], limit_of(topics, topic))
-
-
-def limit_of(topics: TopicAdmin, topic: str) -> int:
-    """Return the largest record batch that a topic accepts."""
-    return int(topics.settings(topic)[LIMIT])
 
 
 def write(frame: DataFrame, connection: Connection, markers: MarkersTopic) -> None:

@@ -28,10 +28,10 @@ from marq.wire.names import check_queue_name
 from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, TopicAdmin
-from pipeline.load_rows import Fields, Sent
+from pipeline.load_rows import Fields
 from pipeline.load_stage import Stage, Stages
 from pipeline.session import session
-from pipeline.writing import HEADERS, Progress, StepPacer, check_limits, limit_of, markers_of, write
+from pipeline.writing import HEADERS, MarkersTopic, Progress, StepPacer, check_limits, write
 
 #: Limits of one step.
 STEP_ROWS, STEP_BYTES = 100_000, 256 << 20
@@ -90,8 +90,9 @@ class Load:
         self._fields = fields
         self.stages = Stages(spark, options.data)
         topics = TopicAdmin(spark, connection)
-        self._markers = markers_of(topics, connection)
-        self._messages_limit_bytes = limit_of(topics, connection.names.messages)
+        markers = connection.names.markers
+        self._markers = MarkersTopic(markers, topics.partitions([markers])[markers], topics.limit_bytes(markers))
+        self._messages_limit_bytes = topics.limit_bytes(connection.names.messages)
         self._namespace = f"{topics.cluster_id()}/{connection.names.prefix}"
         self._arguments = {"format": options.format, "limit": options.limit} | fields._asdict()
         try:
@@ -121,8 +122,6 @@ class Load:
         """Write the rows from a position on; they are durable on return."""
         rows = self._spark.read.schema(_ROWS).parquet(self.stages.path(stage.name, "rows"))
         placed = load_rows.placed(rows, stage.source_partitions)
-        relative = self._fields.at is None
-        sent = Sent(stage.queue, stage.topic, stage.holder, stage.staged_at_ms, relative, self._markers)
         tasks = min(stage.source_partitions, 2 * self._spark.sparkContext.defaultParallelism)
         average = max(1, stage.bytes // max(1, stage.rows))
         pace = StepPacer(self._options.rate, max(1, min(STEP_ROWS, STEP_BYTES // average)))
@@ -132,7 +131,8 @@ class Load:
                 stop = min(start + pace.step, stage.rows)
                 pace.wait(stop - start)
                 step = placed.where((F.col("row") >= start) & (F.col("row") < stop))
-                write(load_rows.markers(step, sent, tasks), self._connection, self._markers)
+                markers = load_rows.markers(step, stage, self._markers, tasks)
+                write(markers, self._connection, self._markers)
                 # After the write: a position that is ahead would skip rows.
                 self.stages.advance(stage.name, stop)
                 progress.show(stop)

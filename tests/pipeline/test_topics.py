@@ -45,7 +45,7 @@ def test_ends_and_begins_are_those_of_each_partition(topics: TopicAdmin, topic: 
     assert topics.begins([prefix]) == {prefix: {"0": 0, "1": 0}}
     assert topics.ends([prefix]) == {prefix: {"0": 0, "1": 3}}
     assert [len(id_) for id_ in topics.ids([prefix]).values()] == [32]
-    assert int(topics.settings(prefix)["max.message.bytes"]) > 1_000_000
+    assert topics.limit_bytes(prefix) > 1_000_000
     assert len(topics.cluster_id()) == 22
 
 
