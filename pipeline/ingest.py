@@ -337,8 +337,8 @@ class Ingest:
         """Write the rows of a batch, and make them count."""
         number = progress["batch"] + 1
         names = {topic: _name(progress["names"], topic, ids.get(topic, "")) for topic in end}
-        rows = renamed(stream.rows(read), {topic: name for topic, name in names.items() if name != topic})
-        rows = rows.withColumn("date", F.to_date(DAYS[stream.name]))
+        topic = renamed({topic: name for topic, name in names.items() if name != topic})
+        rows = stream.rows(read).withColumns({"topic": topic, "date": F.to_date(DAYS[stream.name])})
         partition_by = ["date"]
         if "corrupt" in stream.parts:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())
@@ -403,12 +403,16 @@ class Ingest:
         commit = {
             "last": {name: last["batch"] for name, last in lasts.items()},
             "end": end,
+            # The first offset of each partition now, and of each stream's partitions at their first ingest.
             "begins": begins,
             "first": {name: last["first"] for name, last in lasts.items()},
+            # Records that retention removed before they were read: topic, partition, the first offset, the next one.
             "gaps": {name: last["gaps"] for name, last in lasts.items()},
             "names": names,
+            # Partitions whose readers an open transaction holds back.
             "held_back": held_back,
             "unread": self.unread,
+            # Records of these topics may have been removed before they were ingested or received.
             "compacted": [of_topic[topic] for topic in self._topics.compacted(of_topic)],
             "quarantined": self._quarantined,
             **history.document(before or {}, time.time_ns() // 1_000_000),
