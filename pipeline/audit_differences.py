@@ -23,7 +23,8 @@ _NO_RECORD = "acquired, but the record does not exist"
 
 def differences_of_message(cut: Cut, held_back: Column) -> tuple[list[Column], list[Column]]:
     """Return differences, and pending ones, which the next round may resolve; null if there is none."""
-    keeps = F.lit("*" not in cut.without_dead_letters) & ~F.col("queue").isin(*cut.without_dead_letters)
+    without = cut.round_["without_dead_letters"]
+    keeps = F.lit("*" not in without) & ~F.col("queue").isin(*without)
     # Messages are read after the markers, so those sent shortly before the end may be ahead of their markers.
     ahead = F.coalesce(F.col("last_at") + F.expr(_AHEAD) > F.col("seen_at"), F.lit(True))
     earlier = F.coalesce(F.col("before_first"), F.lit(False)) | F.lit(cut.truncated)
@@ -69,9 +70,9 @@ def overdue(cut: Cut) -> Column:
     # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
     dead_lettered = F.col("refused").isNotNull() | F.col("exhausted")
     waits = F.coalesce("taken.in_order", F.lit(False)) & ~dead_lettered
-    paused = F.when(~dead_lettered, F.timestamp_millis(by_queue(cut.paused_at)))
+    paused = F.when(~dead_lettered, F.timestamp_millis(by_queue(cut.round_["paused_at"])))
     # A RELEASE without a delay waits for the backoff of its queue.
-    longest = F.timestamp_millis(F.unix_millis("given_back.at") + by_queue(cut.backoffs))
+    longest = F.timestamp_millis(F.unix_millis("given_back.at") + by_queue(cut.round_["backoffs"]))
     due = F.coalesce("due", longest)
     possible_from = F.when(due.isNotNull(), F.greatest(due, "alive_since", paused))
     return F.coalesce(still_open & ~waits & (possible_from + F.expr(_OVERDUE) < F.col("seen_at")), F.lit(False))

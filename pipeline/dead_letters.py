@@ -1,27 +1,20 @@
-"""Dead letters as rows, their selection by SQL, and the markers that redrive or delete them.
+"""Dead letters as rows, and their selection by SQL.
 
-``marq.core`` defines what a dead letter contains, which markers settle it and what a note means; this module applies
-that to DataFrames. Trackers accept each place of the dead-letter topic once. So markers may be written twice, by a
-retried task or by another client at the same time.
+``marq.wire`` defines what a dead letter contains and what a note means; this module applies that to DataFrames.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import attrgetter
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
-import numpy as np
 import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from marq.core.deliveries import dead_letter_records
 from marq.wire.dead_letter_notes import decode
-from marq.wire.marker_codec import encode
-from marq.wire.markers import Headers, Source
+from marq.wire.markers import Source
 from marq.wire.names import (
     DEAD_LETTERED_AT_HEADER,
     ERROR_HEADER,
@@ -30,38 +23,17 @@ from marq.wire.names import (
     ORIGIN_HEADER,
     REASON_HEADER,
     RESERVED_HEADER,
-    markers_partition,
 )
 from pipeline.errors import PipelineError, sentence
 from pipeline.records import header_attempt, header_text, header_time, is_note, with_own_headers
-from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
+from pipeline.writing import HEADERS
 
 #: Columns for expressions.
 COLUMNS = (
     "id", "queue", "value", "text", "headers", "reason", "error", "attempts", "first_sent_at", "dead_lettered_at",
     "origin", "partition", "offset", "size",
 )  # fmt: skip
-_NOTES = "partition int, offset long, became string, by string"
-
-
-class StoredDeadLetter(NamedTuple):
-    """A record of the dead-letter topic, as ``marq.core`` expects it."""
-
-    partition: int
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers
-
-
-class Requester(NamedTuple):
-    """The sender of markers: ``queue`` receives redriven messages, notes answer to the number ``holder``."""
-
-    queue: str
-    holder: int
-    topic: str
-    markers: MarkersTopic
+_PLACE = "partition int, offset long"
 
 
 def of_queue(records: DataFrame, queue: str) -> DataFrame:
@@ -85,28 +57,19 @@ def of_queue(records: DataFrame, queue: str) -> DataFrame:
     return rows.withColumns(columns).select(*COLUMNS)
 
 
-def notes(records: DataFrame, topic: str) -> DataFrame:
-    """Return the contents of notes among the records: partition, offset, became, by (16 hexadecimal digits)."""
+def settled(records: DataFrame, topic: str) -> DataFrame:
+    """Return the places of dead letters that notes among the records settle: partition and offset."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for row in (row for batch in batches for row in batch.to_pylist()):
             note = decode(Source(topic, row["partition"]), row["value"])
             if note is not None:
                 offsets = note.settled_before(row["offset"])
-                count = len(offsets)
-                columns = [
-                    pa.array([row["partition"]] * count, pa.int32()),
-                    pa.array(offsets, pa.int64()),
-                    pa.array([str(note.became)] * count),
-                    pa.array([f"{note.holder:016x}"] * count),
-                ]
-                yield pa.RecordBatch.from_arrays(columns, names=["partition", "offset", "became", "by"])
+                partitions = pa.array([row["partition"]] * len(offsets), pa.int32())
+                columns = [partitions, pa.array(offsets, pa.int64())]
+                yield pa.RecordBatch.from_arrays(columns, names=["partition", "offset"])
 
-    return with_own_headers(records).where(is_note()).select("partition", "offset", "value").mapInArrow(read, _NOTES)
-
-
-def unsettled(chosen: DataFrame, noted: DataFrame) -> DataFrame:
-    return chosen.join(noted.select("partition", "offset").distinct(), ["partition", "offset"], "left_anti")
+    return with_own_headers(records).where(is_note()).select("partition", "offset", "value").mapInArrow(read, _PLACE)
 
 
 def chosen(rows: DataFrame, where: str | None) -> DataFrame:
@@ -146,58 +109,3 @@ def _senders_headers() -> Column:
         return F.struct(header["key"].alias("key"), F.make_valid_utf8(header["value"].cast("string")).alias("value"))
 
     return F.map_from_entries(F.transform(F.filter(F.col("headers"), last), entry))
-
-
-def redrive(records: DataFrame, wanted: Mapping[int, np.ndarray], requester: Requester) -> DataFrame:
-    """Return the markers that redrive the records at the offsets ``wanted`` of each partition."""
-    timestamp = F.unix_millis("timestamp").alias("timestamp")
-    rows = records.select("partition", "offset", timestamp, "key", "value", "headers")
-    room_bytes = requester.markers.room_bytes
-
-    def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        places = _places(batches, wanted)
-        for run in runs(places, attrgetter("partition"), _bytes, dead_letter_records.MAX_BATCH_LETTERS, room_bytes):
-            source = Source(requester.topic, run[0].partition)
-            markers = dead_letter_records.redrive(requester.queue, requester.holder, source, run, room_bytes)
-            yield records_of(requester.markers, [(source, encode(marker)) for marker in markers])
-
-    return rows.mapInArrow(encoded, RECORDS)
-
-
-def discard(wanted: Mapping[int, np.ndarray], queue: str, requester: Requester) -> pa.Table:
-    """Return the markers that delete the dead letters of a queue at the offsets ``wanted`` of each partition."""
-    encoded = [
-        (marker.source, encode(marker))
-        for partition, offsets in wanted.items()
-        for marker in dead_letter_records.discard(
-            queue, requester.holder, Source(requester.topic, partition), offsets.tolist()
-        )
-    ]
-    return pa.Table.from_batches([records_of(requester.markers, encoded)])
-
-
-def records_of(markers: MarkersTopic, encoded: Sequence[tuple[Source, bytes]]) -> pa.RecordBatch:
-    """Return rows for the Kafka sink: each marker goes to the partition of its source."""
-    partitions = [markers_partition(*source, markers.partitions) for source, _ in encoded]
-    columns = [
-        pa.array([markers.topic] * len(encoded), pa.string()),
-        pa.array(partitions, pa.int32()),
-        pa.array([value for _, value in encoded], pa.binary()),
-    ]
-    return pa.RecordBatch.from_arrays(columns, names=["topic", "partition", "value"])
-
-
-def _places(batches: Iterable[pa.RecordBatch], wanted: Mapping[int, np.ndarray]) -> Iterator[StoredDeadLetter]:
-    for batch in batches:
-        offsets, partitions = batch.column("offset").to_numpy(), batch.column("partition").to_numpy()
-        mask = np.zeros(len(offsets), dtype=bool)
-        for partition in np.unique(partitions):
-            here = partitions == partition
-            mask[here] = np.isin(offsets[here], wanted.get(int(partition), []))
-        for row in batch.filter(pa.array(mask)).to_pylist():
-            headers = tuple((header["key"], header["value"]) for header in row.pop("headers") or ())
-            yield StoredDeadLetter(**row, headers=headers)
-
-
-def _bytes(place: StoredDeadLetter) -> int:
-    return len(place.value or b"") + sum(len(value or b"") for _, value in place.headers)

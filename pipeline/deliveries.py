@@ -35,18 +35,10 @@ DELIVERY = columns(
     " copied boolean, expirations long"
 )
 
-#: Outcomes of records that a tracker ended, by the cause of the fact.
-_OUTCOMES = {
-    "EXPIRED": "expired",
-    "RELEASED": "released",
-    "REJECTED": "rejected",
-    "TOO_LARGE": "too_large",
-    "GONE": "gone",
-    "DUE": "delivered",
-    "CANCELLED": "cancelled",
-    "WITHDRAWN": "withdrawn",
-    "MESSAGE_EXPIRED": "message_expired",
-}
+#: Causes of facts that are also outcomes of records that a tracker ended; all others are deliveries.
+_OUTCOMES = (
+    "EXPIRED", "RELEASED", "REJECTED", "TOO_LARGE", "GONE", "CANCELLED", "WITHDRAWN", "MESSAGE_EXPIRED",
+)  # fmt: skip
 _COPIES = ("REDELIVERED", "DELIVERED")
 
 
@@ -82,11 +74,12 @@ def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     else:
         rows = rows.join(F.broadcast(cut.clocks), "log_partition", "left")
     rows = rows.join(F.broadcast(_bounds(parts.sparkSession, cut)), ["topic", "partition"], "left")
-    rows = rows.withColumn("compacted", F.col("topic").isin(*cut.compacted))
+    rows = rows.withColumn("compacted", F.col("topic").isin(*cut.round_["compacted"]))
     if cut.keyed:
-        in_order = parts.where(~F.col("queue").isin(*cut.without_order))
-        if "*" in cut.without_order:
-            in_order = in_order.where(F.col("queue").isin(*cut.with_order))
+        without_order = cut.round_["without_order"]
+        in_order = parts.where(~F.col("queue").isin(*without_order))
+        if "*" in without_order:
+            in_order = in_order.where(F.col("queue").isin(*cut.round_["with_order"]))
         rows = rows.join(F.broadcast(overtakes(in_order)), list(KEY), "left")
     else:
         # The join would compute the parts twice.
@@ -100,11 +93,12 @@ def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
     ``gaps`` are the records that retention removed before they were ingested: the first offset, and the next one.
     """
     gaps: dict[tuple[str, int], list[list[int]]] = {}
-    for topic, partition, *gap in cut.gaps:
+    for topic, partition, *gap in cut.round_["gaps"]["messages"]:
         gaps.setdefault((topic, partition), []).append(gap)
+    firsts, begins = cut.round_["first"]["messages"], cut.round_["begins"]
     rows = []
-    for topic in cut.first.keys() | cut.begins.keys():
-        first, begin = cut.first.get(topic, {}), cut.begins.get(topic, {})
+    for topic in firsts.keys() | begins.keys():
+        first, begin = firsts.get(topic, {}), begins.get(topic, {})
         both = ({**begin, **first}, {**first, **begin})
         rows += [
             (topic, int(partition), *[offsets[partition] for offsets in both], gaps.get((topic, int(partition)), []))
@@ -122,7 +116,7 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
             "place": place,
             "id": F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place),
             "drawn": F.col("topic").startswith(DRAWN),
-            "redriven": (F.col("topic") == cut.dead_letters_topic) & F.col("delayed").isNotNull(),
+            "redriven": (F.col("topic") == cut.names.dead_letters) & F.col("delayed").isNotNull(),
             "open_pos": F.least("acquired.pos", "delayed.pos"),
         }
     )
@@ -173,11 +167,10 @@ def _held(rows: DataFrame) -> DataFrame:
 def _ended(rows: DataFrame) -> DataFrame:
     """Add outcome and times."""
     taken, back, refused, kept, end = (F.col(name) for name in ("taken", "given_back", "refused", "kept", "end"))
-    causes = F.create_map(*[F.lit(text) for pair in _OUTCOMES.items() for text in pair])
     outcome = (
         F.when(F.col("closed") & F.col("by_ack"), "acked")
         .when(end["kind"] == "ABANDONED", "abandoned")
-        .when(end.isNotNull(), F.coalesce(causes[end["cause"]], F.lit("delivered")))
+        .when(end.isNotNull(), F.when(end["cause"].isin(*_OUTCOMES), F.lower(end["cause"])).otherwise("delivered"))
     )
     waits = F.col("wait_until").isNotNull()
     # A CANCEL or RESCHEDULE of a leased message is too late, as is a RESCHEDULE of a closed one.
@@ -247,7 +240,7 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
         _expirations().alias("expirations"),
     )
-    held_back = F.concat_ws("/", "topic", "partition").isin(*cut.held_back)
+    held_back = F.concat_ws("/", "topic", "partition").isin(*cut.round_["held_back"])
     root = ~F.col("copy")
     count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
     is_copy = F.col("copy") & ~F.col("drawn") & ~F.col("redriven")

@@ -7,7 +7,7 @@ that markers had named when it was written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
@@ -20,18 +20,16 @@ Names = Mapping[str, Mapping[str, str]]
 Begins = dict[str, dict[str, int]]
 
 
-def with_names(markers: DataFrame, names: Names) -> DataFrame:
-    """Return markers that name each incarnation as the tables do."""
+def named(names: Names) -> Column:
+    """Return the topic of a marker, with each incarnation named as in the tables."""
     plain = {incarnation(topic, id_): name for topic, known in names.items() for id_, name in known.items()}
-    return renamed(markers, {named: name for named, name in plain.items() if named != name})
+    return renamed({named: name for named, name in plain.items() if named != name})
 
 
-def renamed(rows: DataFrame, names: Mapping[str, str]) -> DataFrame:
-    """Return rows with other names of topics."""
-    if not names:
-        return rows
-    pairs: Column = F.create_map(*[F.lit(text) for pair in names.items() for text in pair])
-    return rows.withColumn("topic", F.coalesce(pairs[F.col("topic")], "topic"))
+def renamed(names: Mapping[str, str]) -> Column:
+    """Return the column ``topic`` with other names of topics."""
+    pairs = F.create_map(*[F.lit(text) for pair in names.items() for text in pair])
+    return F.coalesce(pairs[F.col("topic")], "topic") if names else F.col("topic")
 
 
 def begins(markers: DataFrame, names: Names, before: Begins) -> Begins:
@@ -51,14 +49,27 @@ def begins(markers: DataFrame, names: Names, before: Begins) -> Begins:
 
 def with_ids(rows: DataFrame, at: str, begins: Begins) -> DataFrame:
     """Return rows whose ids (and origins) name the incarnation; ``at`` is the column with their time."""
+    id_ = F.col("id")
+    for topic, name, later in _later(at, begins):
+        with_name = F.concat(F.lit(name), F.substr(id_, F.lit(len(topic) + 1)))
+        id_ = F.when(id_.startswith(f"{topic}/") & later, with_name).otherwise(id_)
+    rows = rows.withColumn("id", id_)
+    return rows.withColumn("origin_topic", origin(at, begins)) if "origin_topic" in rows.columns else rows
+
+
+def origin(at: str, begins: Begins) -> Column:
+    """Return the column ``origin_topic``, with each incarnation named as in the tables."""
+    origin_topic = F.col("origin_topic")
+    for topic, name, later in _later(at, begins):
+        origin_topic = F.when((origin_topic == topic) & later, name).otherwise(origin_topic)
+    return origin_topic
+
+
+def _later(at: str, begins: Begins) -> Iterator[tuple[str, str, Column]]:
+    """Yield each later incarnation: its topic, its name, and whether markers had named it at a row's time.
+
+    The newest comes first: a name that was replaced is not that of the plain topic any more.
+    """
     for topic, known in begins.items():
-        # The newest first: a renamed id is not one of the plain topic any more.
         for name, begin_ms in reversed(known.items()):
-            later = F.unix_millis(at) >= begin_ms
-            with_name = F.concat(F.lit(name), F.substr("id", F.lit(len(topic) + 1)))
-            of_topic = F.col("id").startswith(f"{topic}/")
-            rows = rows.withColumn("id", F.when(of_topic & later, with_name).otherwise(F.col("id")))
-            if "origin_topic" in rows.columns:
-                of_topic = F.col("origin_topic") == topic
-                rows = rows.withColumn("origin_topic", F.when(of_topic & later, name).otherwise(F.col("origin_topic")))
-    return rows
+            yield topic, name, F.unix_millis(at) >= begin_ms

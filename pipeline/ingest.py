@@ -25,6 +25,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
 
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -36,7 +37,7 @@ from marq.wire.names import incarnation, log_name
 from pipeline import records
 from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
-from pipeline.kafka import Connection, TopicAdmin, committed_records
+from pipeline.kafka import Connection, Offsets, TopicAdmin, committed_records
 from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -47,8 +48,6 @@ from pipeline.tables import CORRUPT, DAYS, LAST_MS, STREAMS
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
 #: Records that Kafka's own client reads at once, from the first one on that Spark cannot read.
 APART_LIMIT = 1_000
-#: {topic: {partition: offset}}, with partitions as text, as in JSON.
-Offsets = dict[str, dict[str, int]]
 #: What to read: the first offset and the end of each partition.
 Ranges = dict[str, dict[str, tuple[int, int]]]
 
@@ -158,7 +157,7 @@ class Ingest:
         self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
-        written = _named(self._topics.ends(messages.topics + dead_letters.topics, committed=False))
+        written = self._topics.ends(messages.topics + dead_letters.topics, committed=False)
         self._ingest(messages, messages.topics)
         self._ingest(dead_letters, dead_letters.topics)
         self._close([markers, messages, dead_letters], history, subscriptions, written)
@@ -195,7 +194,7 @@ class Ingest:
         wanted = sorted({*before, *((queue, now.get(topic, topic)) for queue, topic in pairs)})
         # Looked up before the markers are read: records that retention removes later may have later ACQUIREs.
         new = sorted({log_name(topic) for queue, topic in wanted if (queue, topic) not in before} & now.keys())
-        begins = _named(self._topics.begins(new)) if new else {}
+        begins = self._topics.begins(new) if new else {}
         current = history.current
         subscriptions = []
         for queue, name in wanted:
@@ -224,7 +223,7 @@ class Ingest:
     def _ingest_all(self, stream: Stream, topics: Sequence[str]) -> None:
         # The ids come first: a topic that is recreated meanwhile has another one before its batch is committed.
         ids = self._topics.ids(topics)
-        begins, ends = _named(self._topics.begins(topics)), _named(self._topics.ends(topics))
+        begins, ends = self._topics.begins(topics), self._topics.ends(topics)
         while True:
             before = self._lake.last_commit(stream.name) or _NOTHING
             progress = self._begun(before, ids, begins, ends)
@@ -263,7 +262,7 @@ class Ingest:
             reason = f"{topic} was deleted"
         else:
             begins = self._topics.begins([topic])[topic]
-            gone = any(begins[int(partition)] > begin for partition, (begin, _) in partitions.items())
+            gone = any(begins[partition] > begin for partition, (begin, _) in partitions.items())
             if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
                 self._ingest(stream, [topic])
                 return False
@@ -280,7 +279,7 @@ class Ingest:
 
     def _begun(self, before: Commit, ids: Mapping[str, str], begins: Offsets, ends: Offsets) -> Commit:
         """Return the state of a stream before its next batch: of new partitions, and after gaps."""
-        first, end, gaps = _copy(before["first"]), _copy(before["end"]), list(before["gaps"])
+        first, end, gaps = deepcopy((before["first"], before["end"], before["gaps"]))
         for topic, partitions in begins.items():
             name = _name(before["names"], topic, ids.get(topic, ""))
             own = self._connection.names.is_senders_topic(topic)
@@ -338,8 +337,8 @@ class Ingest:
         """Write the rows of a batch, and make them count."""
         number = progress["batch"] + 1
         names = {topic: _name(progress["names"], topic, ids.get(topic, "")) for topic in end}
-        rows = renamed(stream.rows(read), {topic: name for topic, name in names.items() if name != topic})
-        rows = rows.withColumn("date", F.to_date(DAYS[stream.name]))
+        topic = renamed({topic: name for topic, name in names.items() if name != topic})
+        rows = stream.rows(read).withColumns({"topic": topic, "date": F.to_date(DAYS[stream.name])})
         partition_by = ["date"]
         if "corrupt" in stream.parts:
             rows = rows.withColumn("corrupt", F.col("error").isNotNull())
@@ -361,8 +360,7 @@ class Ingest:
     def _publish(
         self, stream: Stream, progress: Commit, end: Offsets, ids: Mapping[str, str], rows: Mapping[str, int]
     ) -> None:
-        names = {topic: dict(known) for topic, known in progress["names"].items()}
-        ends = _copy(progress["end"])
+        ends, names = deepcopy((progress["end"], progress["names"]))
         for topic, partitions in end.items():
             name = _name(names, topic, ids.get(topic, ""))
             ends[name].update(partitions)
@@ -393,7 +391,7 @@ class Ingest:
         names = lasts["messages"]["names"]
         ids = self._topics.ids(written)
         of_topic = {topic: _name(names, topic, ids.get(topic, "")) for topic in written}
-        begins = {of_topic[topic]: offsets for topic, offsets in _named(self._topics.begins(written)).items()}
+        begins = {of_topic[topic]: offsets for topic, offsets in self._topics.begins(written).items()}
         end = _joined(begins, *[last["end"] for last in lasts.values()])
         held_back = sorted(
             f"{of_topic[topic]}/{partition}"
@@ -405,12 +403,16 @@ class Ingest:
         commit = {
             "last": {name: last["batch"] for name, last in lasts.items()},
             "end": end,
+            # The first offset of each partition now, and of each stream's partitions at their first ingest.
             "begins": begins,
             "first": {name: last["first"] for name, last in lasts.items()},
+            # Records that retention removed before they were read: topic, partition, the first offset, the next one.
             "gaps": {name: last["gaps"] for name, last in lasts.items()},
             "names": names,
+            # Partitions whose readers an open transaction holds back.
             "held_back": held_back,
             "unread": self.unread,
+            # Records of these topics may have been removed before they were ingested or received.
             "compacted": [of_topic[topic] for topic in self._topics.compacted(of_topic)],
             "quarantined": self._quarantined,
             **history.document(before or {}, time.time_ns() // 1_000_000),
@@ -459,10 +461,6 @@ def _share(ranges: Ranges, limit: int) -> Ranges:
     }
 
 
-def _copy(offsets: Offsets) -> Offsets:
-    return {topic: dict(partitions) for topic, partitions in offsets.items()}
-
-
 def _joined(*offsets: Offsets) -> Offsets:
     """Merge offsets; the last counts if several have the same partition."""
     joined: Offsets = {}
@@ -470,10 +468,3 @@ def _joined(*offsets: Offsets) -> Offsets:
         for topic, partitions in topics.items():
             joined.setdefault(topic, {}).update(partitions)
     return joined
-
-
-def _named(offsets: Mapping[str, Mapping[int, int]]) -> Offsets:
-    return {
-        topic: {str(partition): offset for partition, offset in partitions.items()}
-        for topic, partitions in offsets.items()
-    }

@@ -22,6 +22,7 @@ from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
 from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
+from marq.settings.topic_configs import LIMIT
 from marq.wire.names import Names
 from pipeline.errors import PipelineError, root_cause, sentence
 
@@ -39,7 +40,8 @@ _ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n", "\r": "\\r"})
 #: Keys of OpenSSL 1 and older: RSA PRIVATE KEY, EC PRIVATE KEY.
 _OLD_KEY = re.compile(r"-----BEGIN (?:RSA|EC|DSA) PRIVATE KEY-----")
 
-Offsets = dict[str, dict[int, int]]
+#: {topic: {partition: offset}}, with partitions as text, as in JSON.
+Offsets = dict[str, dict[str, int]]
 #: Offset, timestamp in ms, key, value, headers.
 Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | None]]]
 
@@ -79,7 +81,7 @@ class Connection:
 
 
 def committed_records(
-    spark: SparkSession, connection: Connection, ranges: Mapping[str, Mapping[Any, tuple[int, int]]], **options: str
+    spark: SparkSession, connection: Connection, ranges: Mapping[str, Mapping[str, tuple[int, int]]], **options: str
 ) -> DataFrame:
     """Return the records between two offsets of each partition, the second excluded."""
 
@@ -112,22 +114,27 @@ class TopicAdmin:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Answer all questions within this context over one connection."""
+        if self._opened is not None:
+            yield
+            return
         with self._asked("connecting"):
-            self._opened = self._client()
+            self._opened = self._jvm.org.apache.kafka.clients.admin.AdminClient.create(self._settings())
         try:
             yield
         finally:
             opened, self._opened = self._opened, None
-            self._close(opened)
+            with suppress(Py4JError):  # Spark's Java process may have ended
+                opened.close(self._jvm.java.time.Duration.ofSeconds(1))
 
     def existing(self) -> set[str]:
         """Return the names of all visible topics."""
         with self._admin("listing topics") as admin:
-            return set(_answer(admin.listTopics().names()))
+            return set(admin.listTopics().names().get())
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
         with self._admin("listing the topics") as admin:
-            return self._partitions(admin, topics)
+            described = self._described(admin, topics)
+            return {topic: len(description.partitions()) for topic, description in described.items()}
 
     def ids(self, topics: Iterable[str]) -> dict[str, str]:
         """Return the ids of topics, which change if a topic is recreated; brokers before Kafka 2.8 have none."""
@@ -145,11 +152,11 @@ class TopicAdmin:
         """Return the offset of the first retained record."""
         return self._offsets(topics, self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest(), False)
 
-    def settings(self, topic: str) -> dict[str, str]:
-        """Return the topic's effective settings, including the broker's defaults."""
+    def limit_bytes(self, topic: str) -> int:
+        """Return the largest record batch that a topic accepts."""
         with self._admin(f"reading the settings of {topic}") as admin:
             [config] = self._configs(admin, [topic])
-            return {entry.name(): entry.value() for entry in self._jvm.java.util.ArrayList(_answer(config).entries())}
+            return int(config.get().get(LIMIT).value())
 
     def compacted(self, topics: Iterable[str]) -> list[str]:
         """Return the topics that are compacted, as far as this user may read their settings."""
@@ -158,7 +165,7 @@ class TopicAdmin:
             names = [*topics]
             for topic, config in zip(names, self._configs(admin, names), strict=True):
                 with suppress(Py4JError):
-                    if "compact" in _answer(config).get("cleanup.policy").value():
+                    if "compact" in config.get().get("cleanup.policy").value():
                         compacted.append(topic)
         return compacted
 
@@ -202,25 +209,25 @@ class TopicAdmin:
     def cluster_id(self) -> str:
         """Return the cluster's id: offsets are meaningless on another cluster."""
         with self._admin("requesting the cluster's id") as admin:
-            return str(_answer(admin.describeCluster().clusterId()))
+            return str(admin.describeCluster().clusterId().get())
 
     def _offsets(self, topics: Iterable[str], which: object, committed: bool) -> Offsets:
         java = self._jvm.org.apache.kafka
         level = java.common.IsolationLevel.READ_COMMITTED if committed else java.common.IsolationLevel.READ_UNCOMMITTED
         with self._admin("requesting offsets") as admin:
-            counts = self._partitions(admin, topics)
+            places = {
+                (topic, number): java.common.TopicPartition(topic, number)
+                for topic, count in self.partitions(topics).items()
+                for number in range(count)
+            }
             wanted = self._jvm.java.util.HashMap()
-            for topic, count in counts.items():
-                for partition in range(count):
-                    wanted.put(java.common.TopicPartition(topic, partition), which)
-            answers = _answer(admin.listOffsets(wanted, java.clients.admin.ListOffsetsOptions(level)).all())
-            offsets: Offsets = {topic: {} for topic in counts}
-            for partition in wanted.keySet():
-                offsets[partition.topic()][partition.partition()] = answers.get(partition).offset()
-        return {topic: dict(sorted(partitions.items())) for topic, partitions in offsets.items()}
-
-    def _partitions(self, admin: Any, topics: Iterable[str]) -> dict[str, int]:
-        return {topic: len(description.partitions()) for topic, description in self._described(admin, topics).items()}
+            for place in places.values():
+                wanted.put(place, which)
+            answers = admin.listOffsets(wanted, java.clients.admin.ListOffsetsOptions(level)).all().get()
+            offsets: Offsets = {}
+            for (topic, number), place in places.items():
+                offsets.setdefault(topic, {})[str(number)] = answers.get(place).offset()
+        return offsets
 
     def _described(self, admin: Any, topics: Iterable[str]) -> dict[str, Any]:
         wanted = list(dict.fromkeys(topics))
@@ -228,7 +235,7 @@ class TopicAdmin:
         described = {}
         for topic in wanted:
             try:
-                described[topic] = _answer(descriptions.get(topic))
+                described[topic] = descriptions.get(topic).get()
             except Py4JError as error:
                 if root_cause(error)[0] != "UnknownTopicOrPartitionException":
                     raise
@@ -246,22 +253,8 @@ class TopicAdmin:
 
     @contextmanager
     def _admin(self, doing: str) -> Iterator[Any]:
-        with self._asked(doing):
-            if self._opened is not None:
-                yield self._opened
-                return
-            admin = self._client()
-            try:
-                yield admin
-            finally:
-                self._close(admin)
-
-    def _client(self) -> Any:
-        return self._jvm.org.apache.kafka.clients.admin.AdminClient.create(self._settings())
-
-    def _close(self, admin: Any) -> None:
-        with suppress(Py4JError):  # Spark's Java process may have ended
-            admin.close(self._jvm.java.time.Duration.ofSeconds(1))
+        with self._asked(doing), self.connected():
+            yield self._opened
 
     @contextmanager
     def _asked(self, doing: str) -> Iterator[None]:
@@ -349,10 +342,6 @@ def _pem(variable: str, path: str, block: str) -> str:
     if not blocks:
         raise PipelineError(f"{variable}={path!r}: expected PEM with -----BEGIN {block}-----")
     return "\n".join(blocks)
-
-
-def _answer(future: Any) -> Any:
-    return future.get()
 
 
 def _record(record: Any) -> Record:

@@ -33,8 +33,8 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from pipeline.errors import PipelineError
-from pipeline.tables import FORMAT
+from pipeline.errors import PipelineError, root_cause
+from pipeline.tables import FORMAT, LIFECYCLE_TABLE, LIVE_TABLE
 
 _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
@@ -44,8 +44,6 @@ _FEW = 100
 Commit = dict[str, Any]
 #: The streams of the commits that end rounds of ``ingest``, and of those that exchange batches.
 ROUNDS, MAINTAIN = "rounds", "maintain"
-#: Whose commits name batches of streams.
-_NAMING = (ROUNDS, "lifecycle", "live")
 
 
 class Lake:
@@ -59,21 +57,17 @@ class Lake:
             root = self._hadoop.Path(path)
             self._files = root.getFileSystem(self._configuration)
         except Exception as error:
-            raise PipelineError(f"data directory {path!r}: no such file system ({_first_line(error)})") from None
+            raise PipelineError(f"data directory {path!r}: no such file system ({root_cause(error)[1]})") from None
         self.path: str = self._files.makeQualified(root).toString().removesuffix("/")
         if set(self.path) & set(_PATTERN):
             raise PipelineError(f"data directory {self.path}: expected a path without {_PATTERN}, Spark's patterns")
         if self._files.exists(root) and not self._files.getFileStatus(root).isDirectory():
             raise PipelineError(f"data directory {self.path}: expected a directory, got a file")
         version = self.about().get("format", FORMAT)
-        if version > FORMAT:
+        if version != FORMAT:
             raise PipelineError(
-                f"{self.path} has format {version}, and this pipeline supports up to {FORMAT}: use a newer one"
-            )
-        if version < FORMAT:
-            raise PipelineError(
-                f"{self.path} has format {version}, and this pipeline needs format {FORMAT}: start over with an empty"
-                " data directory (--data)"
+                f"{self.path} has format {version}, and this pipeline needs format {FORMAT}: use a pipeline of its"
+                " format, or start over with an empty data directory (--data)"
             )
 
     def about(self) -> Commit:
@@ -135,7 +129,7 @@ class Lake:
         A process that died before a commit has left at most one batch, which the next one replaces.
         """
         # Not those of other tables: a job may be replacing them.
-        known = {*streams, *_NAMING}.intersection(self.names(_COMMITS))
+        known = {*streams, ROUNDS, LIFECYCLE_TABLE, LIVE_TABLE}.intersection(self.names(_COMMITS))
         commits = {name: self.last_commit(name) or {} for name in known}
         reached = {name: commit.get("batch", -1) for name, commit in commits.items()}
         expected = [
@@ -349,9 +343,3 @@ def batch_place(table: str, number: int) -> str:
 
 def _stage(stream: str, number: int) -> str:
     return f"{_STAGING}/{stream}-{number:09}"
-
-
-def _first_line(error: BaseException) -> str:
-    java = getattr(error, "java_exception", None)
-    text = str(error) if java is None else java.getMessage() or java.getClass().getName()
-    return text.splitlines()[0] if text else type(error).__name__

@@ -78,7 +78,7 @@ def came_from_elsewhere() -> Column:
 
 
 def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
-    held_back = F.lit(bool(cut.held_back))
+    held_back = F.lit(bool(cut.round_["held_back"]))
     rows = messages.withColumns(
         {
             "lacks_copy": F.col("copy_facts") > F.col("copies"),

@@ -38,9 +38,9 @@ from pipeline.record_parts import (
     of_messages,
 )
 from pipeline.subscriptions import Mark, PurgeEnd, Subscription, Subscriptions
-from pipeline.tables import DAYS, MARKERS, MESSAGES, STREAMS
+from pipeline.tables import DAYS, LIFECYCLE_TABLE, MARKERS, MESSAGES, STREAMS
 
-TABLE = "lifecycle"
+TABLE = LIFECYCLE_TABLE
 _CLOSED, _OPEN = f"{TABLE}/side=closed", f"{TABLE}/side=open"
 #: A message that was redelivered or dead-lettered is closed after this time without news.
 GRACE = "INTERVAL 10 MINUTES"
@@ -50,7 +50,7 @@ OUTAGE_MS = 600_000
 #: Markers partition, its last TICK, end of the last outage before it, and the last tracker's holder; times in ms.
 Activity = tuple[int, int, int, str]
 
-#: The state before the first run.
+#: The state before the first run; ``removed``: how many messages were removed, and the time before which all had ended.
 NOTHING: Commit = {
     "batch": -1,
     "round": -1,
@@ -60,24 +60,26 @@ NOTHING: Commit = {
     "subscriptions": [],
     "begins": {},
     "clocks": [],
+    "keyed": False,
     "closed": [],
     "open": None,
     "places": [],
     "garbage": [],
+    "removed": {"messages": 0, "before_ms": None},
 }
 #: What of a removed history is still needed: what queues had read and purged, and when topics were recreated.
 _KEPT = ("marks", "purges", "begins")
-#: The messages whose history was removed, and the time before which they had ended.
-NOTHING_REMOVED: Commit = {"messages": 0, "before_ms": None}
 #: An additional column of open messages.
 _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
 _DATE = StructField("date", DateType())
-_SCHEMA = StructType([*LIFECYCLE.fields, _DATE]).jsonValue()
 #: The rows of a run, as staged.
 _STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
-#: What columns are computed from. Raise the number if the computation of parts or columns changes, but not their names.
-BASIS = {"parts": PARTS.jsonValue(), "rules": 3}
+#: What tables are computed from. Raise the number if the computation of parts or columns changes, but not their names.
+BASIS = {
+    "schema": StructType([*LIFECYCLE.fields, _DATE]).jsonValue(),
+    "basis": {"parts": PARTS.jsonValue(), "rules": 3},
+}
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")
 
@@ -97,55 +99,69 @@ class Run:
         #: The last commit, and the commit that this run adds to.
         self._former: Commit = NOTHING
         self._before: Commit = NOTHING
-        self._number = 0
 
     def take(self) -> dict[str, int]:
         """Update the table to the last round of ``ingest``; return the number of messages."""
         with self._lake.alone(TABLE):
             if self._lake.finish():
                 self._say("finished a job maintain that was interrupted")
-            return self._take()
+            # Another run may have finished since this one was created.
+            self._former = self._before = self._lake.last_commit(TABLE) or NOTHING
+            if self._former is not NOTHING and not _is_current(self._former):
+                # Rows and parts of another release may lack what this one computes its columns from.
+                self._say("computing all messages again, because an earlier release wrote the table")
+                self._before = NOTHING | self._kept()
+            if self._before["round"] < self._round["batch"]:
+                self._take()
+        return {"messages": self._lake.read(TABLE).count()}
 
-    def _take(self) -> dict[str, int]:
-        # Another run may have finished since this one was created.
-        self._former = self._before = self._lake.last_commit(TABLE) or NOTHING
-        self._number = self._former["batch"] + 1
-        former = self._former.get("schema"), self._former.get("basis")
-        if self._former is not NOTHING and former != (_SCHEMA, BASIS):
-            # Rows and parts of another release may lack what this one computes its columns from.
-            self._say("computing all messages again, because an earlier release wrote the table")
-            self._before = NOTHING | self._kept()
-        elif self._former["round"] >= self._round["batch"]:
-            return self._rows()
-        self._begins = self._before["begins"]
-        new = self._ingested(self._before["last"])
-        marks, ended = self._marks_and_purges(new["markers"])
-        clocks = activity(new["markers"], self._before["clocks"])
-        keyed = self._before.get("keyed", False) or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
-        known = [Subscription.read(document) for document in self._round["subscriptions"]]
-        subscriptions = Subscriptions(self._spark, self._names, known, marks)
-        cut = self._cut(marks, ended, clocks, subscriptions, keyed=keyed)
-        stage = self._lake.stage(TABLE, self._number)
+    def _take(self) -> None:
+        new, subscriptions, cut, progress = self._begun(judged=True)
+        stage = self._lake.stage(TABLE, self._former["batch"] + 1)
         self._say("computing each message")
         carried = self._carried()
-        others = [*self._missed(subscriptions, marks), *self._duplicates(new["markers"], subscriptions)]
+        others = [*self._missed(subscriptions, progress["marks"]), *self._duplicates(new["markers"], subscriptions)]
         parts = added_up(*parts_of(new, subscriptions, carried), *carried, *others)
-        self._save(lifecycle(parts, cut), f"{stage}/told", clocks)
-        replaced = self._reopen(stage, cut, subscriptions, clocks)
-        progress = {
+        self._save(lifecycle(parts, cut), f"{stage}/told", progress["clocks"])
+        replaced = self._reopen(stage, cut, subscriptions, progress["clocks"])
+        self._publish("told" if replaced is None else "again", replaced or {}, progress)
+
+    def _begun(self, *, judged: bool) -> tuple[dict[str, DataFrame], Subscriptions, Cut, Commit]:
+        """Return the new rows of each stream, what they are computed with, and what the commit says of the progress.
+
+        ``judged``: differences matter, and so do clocks and the order of keys.
+        """
+        before, round_, names = self._before, self._round, self._names
+        self._begins = before["begins"]
+        new = self._ingested(before["last"])
+        marks, ended = self._marks_and_purges(new["markers"])
+        known = [Subscription.read(document) for document in round_["subscriptions"]]
+        subscriptions = Subscriptions(self._spark, names, known, marks)
+        progress: Commit = {
+            "round": round_["batch"],
+            "last": round_["last"],
             "marks": marks,
             "purges": ended,
             "subscriptions": subscriptions.document(),
-            "clocks": clocks,
-            "keyed": keyed,
             "begins": self._begins,
         }
-        return self._publish("told" if replaced is None else "again", replaced or {}, progress)
+        clocks = None
+        if judged:
+            progress["clocks"] = activity(new["markers"], before["clocks"])
+            progress["keyed"] = before["keyed"] or not new["markers"].where(F.col("line").isNotNull()).isEmpty()
+            rows = self._spark.createDataFrame(
+                progress["clocks"], "log_partition int, seen_ms long, since_ms long, holder string"
+            )
+            times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
+            clocks = rows.select("log_partition", *[time.alias(name) for name, time in times.items()])
+        reading = subscriptions.reading(marks, self._partitions(), ended)
+        cut = Cut(names, round_, reading, clocks, progress.get("keyed", False))
+        return new, subscriptions, cut, progress
 
     def _kept(self) -> Commit:
         """Return what the last run knows from markers that ``maintain`` may have removed since."""
         removed = (self._lake.last_commit(MAINTAIN) or {}).get("removed", False)
-        return {name: self._former[name] for name in _KEPT if name in self._former} if removed else {}
+        return {name: self._former[name] for name in _KEPT} if removed else {}
 
     def _ingested(self, after: Mapping[str, int]) -> dict[str, DataFrame]:
         """Return the rows of each stream after some batches."""
@@ -153,7 +169,7 @@ class Run:
         for stream in STREAMS:
             self._say(f"{last[stream] - after[stream]:,} new batches of {stream.replace('_', ' ')}")
         tables = {name: self._lake.table(name, schema, last[name], after[name]) for name, schema in STREAMS.items()}
-        tables["markers"] = incarnations.with_names(tables["markers"], names)
+        tables["markers"] = tables["markers"].withColumn("topic", incarnations.named(names))
         self._begins = incarnations.begins(tables["markers"], names, self._begins)
         return {name: incarnations.with_ids(table, DAYS[name], self._begins) for name, table in tables.items()}
 
@@ -186,7 +202,7 @@ class Run:
 
     def _partitions(self) -> dict[str, list[int]]:
         """Return the partitions of each topic."""
-        first, now = self._round["first"].get("messages", {}), self._round["begins"]
+        first, now = self._round["first"]["messages"], self._round["begins"]
         return {
             topic: sorted({int(partition) for partition in (*first.get(topic, ()), *now.get(topic, ()))})
             for topic in {*first, *now}
@@ -207,42 +223,6 @@ class Run:
                 runs_of.setdefault(tuple(place), []).extend(runs)
         marks = [(*place, _merged(runs)) for place, runs in sorted(runs_of.items())]
         return marks, [*{end[:3]: end for end in sorted(ended)}.values()]
-
-    def _cut(
-        self,
-        marks: list[Mark],
-        ended: list[PurgeEnd],
-        clocks: list[Activity] | None,
-        subscriptions: Subscriptions,
-        *,
-        keyed: bool,
-    ) -> Cut:
-        names = self._names
-        first = self._round["first"]
-        seen = None
-        if clocks is not None:
-            rows = self._spark.createDataFrame(clocks, "log_partition int, seen_ms long, since_ms long, holder string")
-            times = {"seen_at": F.timestamp_millis("seen_ms"), "alive_since": F.timestamp_millis("since_ms")}
-            seen = rows.select("log_partition", *[time.alias(name) for name, time in times.items()])
-        return Cut(
-            reading=subscriptions.reading(marks, self._partitions(), ended),
-            clocks=seen,
-            first=first.get("messages", {}),
-            begins=self._round["begins"],
-            held_back=tuple(self._round["held_back"]),
-            without_dead_letters=tuple(self._round["without_dead_letters"]),
-            backoffs=self._round["backoffs"],
-            paused_at=self._round["paused_at"],
-            dead_letters_topic=names.dead_letters,
-            truncated=bool(self._round["gaps"]["markers"])
-            or any(first.get("markers", {}).get(names.markers, {}).values()),
-            gaps=self._round["gaps"]["messages"],
-            compacted=tuple(self._round["compacted"]),
-            keyed=keyed,
-            # Earlier versions have not noted them.
-            without_order=tuple(self._round.get("without_order", ())),
-            with_order=tuple(self._round.get("with_order", ())),
-        )
 
     def _reopen(
         self, stage: str, cut: Cut, subscriptions: Subscriptions, clocks: list[Activity]
@@ -270,14 +250,14 @@ class Run:
         everything = [*parts_of(told, subscriptions), *self._duplicates(told["markers"], subscriptions)]
         parts = [part.join(F.broadcast(wanted), list(KEY), "left_semi") for part in everything]
         rows = lifecycle(added_up(*parts), cut)
-        others = _without(new, strange)
+        others = _of(new, strange, "left_anti")
         self._save(rows, f"{stage}/again", clocks)
         others.write.mode("append").partitionBy("closed", "date").parquet(f"{stage}/again")
         gone = self._spark.createDataFrame([(row.id, row.queue) for row in reopened], "id string, queue string")
         replaced = {}
         for index, place in enumerate(self._before["closed"]):
             if any(f"/{place}/" in row.file for row in reopened):
-                left = _without(self._dated(f"{self._lake.path}/{place}"), gone)
+                left = _of(self._dated(f"{self._lake.path}/{place}"), gone, "left_anti")
                 left.write.partitionBy("date").parquet(f"{stage}/former-{index}")
                 replaced[place] = f"former-{index}"
         return replaced
@@ -304,42 +284,26 @@ class Run:
         marked = marked.withColumn(_CARRIED, F.when(~F.col("closed"), F.col(_CARRIED)))
         marked.write.partitionBy("closed", "date").parquet(place)
 
-    def _publish(self, part: str, replaced: Mapping[str, str], progress: Commit) -> dict[str, int]:
-        staged = {_CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
-        staged |= {f"{TABLE}/side={name}": name for name in replaced.values()}
-        at = {table: batch_place(table, self._number) for table in staged}
+    def _publish(self, part: str, replaced: Mapping[str, str], progress: Commit) -> None:
+        number = self._former["batch"] + 1
+        staged = {**_former(replaced.values()), _CLOSED: f"{part}/closed=true", _OPEN: f"{part}/closed=false"}
+        staged = {table: place for table, place in staged.items() if self._lake.staged(TABLE, number, place)}
+        at = {table: batch_place(table, number) for table in staged}
         closed = [place for place in self._before["closed"] if place not in replaced]
-        closed += [at[f"{TABLE}/side={name}"] for name in replaced.values()]
-        here = {table: self._lake.staged(TABLE, self._number, place) for table, place in staged.items()}
-        closed += [at[_CLOSED]] * here[_CLOSED]
-        open_ = at[_OPEN] if here[_OPEN] else None
-        places = [*closed, *([open_] if open_ else [])]
-        commit = {
-            "round": self._round["batch"],
-            "last": self._round["last"],
-            **progress,
-            "closed": closed,
-            "open": open_,
-            "places": places,
-            "schema": _SCHEMA,
-            "basis": BASIS,
-            "removed": self._former.get("removed", NOTHING_REMOVED),
-            # Readers of the former commit may use these until the next run.
-            "garbage": [place for place in self._former["places"] if place not in places],
-        }
-        self._lake.publish(TABLE, self._number, staged, commit)
-        for place in self._former["garbage"]:
-            self._lake.delete(place)
-        return self._rows()
+        closed += [place for table, place in at.items() if table != _OPEN]
+        commit = {**progress, "closed": closed, "open": at.get(_OPEN), "removed": self._former["removed"]}
+        _publish(self._lake, self._former, staged, commit)
 
-    def _rows(self) -> dict[str, int]:
-        return {"messages": self._lake.read(TABLE).count()}
+
+def _is_current(commit: Commit) -> bool:
+    """Return whether this release wrote a commit."""
+    return all(commit.get(name) == value for name, value in BASIS.items())
 
 
 def last_run(lake: Lake) -> Commit:
     """Return the commit of the last run; raises PipelineError if there is none, or if an earlier release wrote it."""
     commit = lake.last_commit(TABLE)
-    if commit is None or (commit.get("schema"), commit.get("basis")) != (_SCHEMA, BASIS):
+    if commit is None or not _is_current(commit):
         reason = "has no table 'lifecycle' yet" if commit is None else "has a table 'lifecycle' of an earlier release"
         raise PipelineError(f"{lake.path} {reason}: run `python -m pipeline lifecycle` first")
     return commit
@@ -353,15 +317,25 @@ def rewrite_closed(
     ``replaced`` has directories and the staged directory that takes their place; None if no row is left. The last run
     wrote ``former``, and this commit follows it. ``removed`` describes all messages that were ever removed.
     """
-    number = former["batch"] + 1
-    staged = {f"{TABLE}/side={name}": name for _, name in replaced if name is not None}
+    staged = _former(name for _, name in replaced if name is not None)
     gone = {place for places, _ in replaced for place in places}
     closed = [place for place in former["closed"] if place not in gone]
-    closed += [batch_place(table, number) for table in staged]
-    places = [*closed, *([former["open"]] if former["open"] else [])]
+    closed += [batch_place(table, former["batch"] + 1) for table in staged]
     kept = {name: value for name, value in former.items() if name not in ("batch", "tables")}
-    changes = {"closed": closed, "places": places, "garbage": sorted(gone), "removed": removed}
-    lake.publish(TABLE, number, staged, {**kept, **changes})
+    _publish(lake, former, staged, {**kept, "closed": closed, "removed": removed})
+
+
+def _former(names: Iterable[str]) -> dict[str, str]:
+    """Return staged directories of rows that were closed before, by the part of the table that they become."""
+    return {f"{TABLE}/side={name}": name for name in names}
+
+
+def _publish(lake: Lake, former: Commit, staged: Mapping[str, str], commit: Commit) -> None:
+    """Publish the commit that follows ``former``, and delete what that one had replaced."""
+    places = [*commit["closed"], *([commit["open"]] if commit["open"] else [])]
+    # Readers of the former commit may use these until the next run.
+    garbage = [place for place in former["places"] if place not in places]
+    lake.publish(TABLE, former["batch"] + 1, staged, {**commit, **BASIS, "places": places, "garbage": garbage})
     for place in former["garbage"]:
         lake.delete(place)
 
@@ -426,10 +400,6 @@ def _matching(closed: DataFrame, strange: DataFrame, subscriptions: Subscription
     by_record = records.join(F.broadcast(places), same_place & ours, "left_semi").select(*_MESSAGE)
     messages = by_record.union(strange.select(*_MESSAGE)).distinct()
     return _of(closed, messages, "left_semi")
-
-
-def _without(rows: DataFrame, messages: DataFrame) -> DataFrame:
-    return _of(rows, messages, "left_anti")
 
 
 def _of(rows: DataFrame, messages: DataFrame, how: str) -> DataFrame:

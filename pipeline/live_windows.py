@@ -52,10 +52,9 @@ from pipeline.lifecycle_runs import BASIS, NOTHING, Run, parts_of
 from pipeline.record_parts import KEY, PARTS, PLACE, added_up
 from pipeline.spans import DAY_MS, MINUTE_MS, SECOND_MS
 from pipeline.statistics import EVENTS, MEASURED, UNKNOWN_QUEUE, events, summary
-from pipeline.subscriptions import Subscription, Subscriptions
-from pipeline.tables import columns
+from pipeline.tables import LIVE_TABLE, columns
 
-TABLE = "live"
+TABLE = LIVE_TABLE
 _STATE, _EVENTS = f"{TABLE}/side=state", f"{TABLE}/side=events"
 #: ``number`` orders the rows of a message; a row without parts marks a message that no longer exists.
 _SCHEMA = StructType([*LIFECYCLE.fields, StructField("parts", ArrayType(PARTS)), *columns("number long").fields])
@@ -69,7 +68,7 @@ MAX_MERGED_EVENTS = 2_000_000
 #: other way, a dead letter (which may be redriven), and an open message.
 _PLAIN_MS, _ENDED_MS, _DEAD_MS, _OPEN_MS = MINUTE_MS, 10 * MINUTE_MS, KEEP_S * SECOND_MS, 30 * DAY_MS
 #: Tables with another basis are computed again. It changes with the columns and rules, of the lifecycle, too.
-_BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": BASIS["rules"], "rules": 1}
+_BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": BASIS["basis"]["rules"], "rules": 1}
 #: Before the first run. ``state`` and ``events`` have directories: place, rows and, of events, the newest minute.
 _FIRST: Commit = NOTHING | {"state": [], "events": [], "totals": {}, "kept": [], "begin_s": None, "day": 0}
 
@@ -104,20 +103,17 @@ class LiveWindows(Run):
             self._lake.delete(place)
         # Rows and parts of another release may lack what this one computes its columns from.
         before = self._before = last if last.get("basis", _BASIS) == _BASIS else _FIRST
-        self._begins = before["begins"]
         self._number = last["batch"] + 1
         self._stage = self._lake.stage(TABLE, self._number)
-        new = self._ingested(before["last"])
-        marks, ended = self._marks_and_purges(new["markers"])
-        known = [Subscription.read(document) for document in self._round["subscriptions"]]
-        subscriptions = Subscriptions(self._spark, self._names, known, marks)
         # Clocks and the order of keys matter for differences, which nothing here reads.
-        cut = self._cut(marks, ended, None, subscriptions, keyed=False)
+        new, subscriptions, cut, progress = self._begun(judged=False)
         state = self._table(_SCHEMA, before["state"])
         carried = state.select(F.explode("parts").alias("part")).select("part.*")
-        parts = added_up(*parts_of(new, subscriptions, [carried]), *self._missed(subscriptions, marks)).persist()
+        parts = added_up(
+            *parts_of(new, subscriptions, [carried]), *self._missed(subscriptions, progress["marks"])
+        ).persist()
         # A purge changes messages that no new record is about.
-        purged = [*map(list, ended)] != [*map(list, before["purges"])]
+        purged = [*map(list, progress["purges"])] != [*map(list, before["purges"])]
         former = _newest(state if purged else _about(state, parts)).persist()
         try:
             self._stage_rows(former, parts, cut)
@@ -135,12 +131,7 @@ class LiveWindows(Run):
         named = [place for place, *_ in (*states, *counts)]
         commit = {
             "basis": _BASIS,
-            "round": self._round["batch"],
-            "last": self._round["last"],
-            "marks": marks,
-            "purges": ended,
-            "subscriptions": subscriptions.document(),
-            "begins": self._begins,
+            **progress,
             **totals,
             "state": states,
             "events": counts,
@@ -215,7 +206,13 @@ class LiveWindows(Run):
             name = f"{windows_folder(row.queue)}/{hour_file(row.minute * MINUTE_S // HOUR_S)}"
             by_file.setdefault(name, []).append(row)
         for name, changes in by_file.items():
-            self._write_hour(name, changes)
+            by_time = {json.loads(line)["at"]: line for line in (self._lake.read_text(name) or "").splitlines()}
+            for row in changes:
+                at = row.minute * MINUTE_S
+                counts = {column: row[column] for column in EVENTS if row[column]}
+                times = {column: row[column] for column in MEASURED if row[column] is not None}
+                by_time[at] = json.dumps({"at": at, "queue": row.queue, **counts, **times}, ensure_ascii=False)
+            self._lake.write_text(name, "".join(f"{by_time[at]}\n" for at in sorted(by_time)))
 
     def _merge_state(self) -> tuple[list[Any], str]:
         """Return the directories of the state, and where the new one is staged; merge it with former ones if due."""
@@ -251,17 +248,6 @@ class LiveWindows(Run):
             count = self._staged(part, _COUNTS).count()
             newest = max(newest, *[minute for *_, minute in chosen])
         return [*directories, [batch_place(_EVENTS, self._number), count, newest]], part
-
-    def _write_hour(self, name: str, changes: Sequence[Row]) -> None:
-        lines = [json.loads(line) for line in (self._lake.read_text(name) or "").splitlines()]
-        by_time = {line["at"]: line for line in lines}
-        for row in changes:
-            counts = {column: row[column] for column in EVENTS if row[column]}
-            times = {column: row[column] for column in MEASURED if row[column] is not None}
-            line = {"at": row.minute * MINUTE_S, "queue": row.queue, **counts, **times}
-            by_time[line["at"]] = line
-        text = "".join(f"{json.dumps(by_time[at], ensure_ascii=False)}\n" for at in sorted(by_time))
-        self._lake.write_text(name, text)
 
     def _clean(self, kept: Collection[str], first_hour: int) -> None:
         """Delete files of old hours, and those of queues that are not among the busiest any more."""

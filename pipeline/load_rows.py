@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import chain
-from operator import itemgetter, or_
+from operator import or_
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -24,12 +24,12 @@ from pyspark.sql import functions as F
 
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Delay, Source
-from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER
+from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, markers_partition
 from marq.wire.payload_columns import Columns, encode_headers
-from pipeline.dead_letters import records_of
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.writing import HEADERS, RECORDS, MarkersTopic, runs
+from pipeline.load_stage import Stage
+from pipeline.writing import HEADERS, MarkersTopic
 
 #: Consecutive rows in one partition of the source, and the most in one marker.
 RUN = 500
@@ -43,6 +43,8 @@ _MAX_HEADER_NAME_BYTES = 65_535
 #: ISO 8601 with a zone, without which a time is ambiguous.
 _ISO = r"^\s*\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}(:\d{2}(\.\d{1,9})?)?\s*(Z|[+-]\d{2}:?\d{2})\s*$"
 _NESTED = ("struct", "array", "map", "variant")
+
+_RECORD = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("value", pa.binary())])
 
 NO_LINE = "the line can't be read"
 NO_VALUE = "no value"
@@ -60,17 +62,6 @@ class Fields(NamedTuple):
     headers: tuple[tuple[str, str], ...] = ()
     delay: str | None = None
     at: str | None = None
-
-
-class Sent(NamedTuple):
-    """Properties shared by all rows of a load; ``topic`` is synthetic."""
-
-    queue: str
-    topic: str
-    holder: int
-    timestamp_ms: int
-    relative: bool
-    markers: MarkersTopic
 
 
 def checked(rows: Input, fields: Fields, queue: str, messages_limit_bytes: int) -> DataFrame:
@@ -219,7 +210,7 @@ def placed(rows: DataFrame, partitions: int) -> DataFrame:
     )
 
 
-def markers(rows: DataFrame, sent: Sent, tasks: int) -> DataFrame:
+def markers(rows: DataFrame, stage: Stage, topic: MarkersTopic, tasks: int) -> DataFrame:
     """Return the markers of placed rows; one task writes each partition in the order of its numbers.
 
     So what trackers remember of a source stays one interval; they remember a limited number.
@@ -233,30 +224,49 @@ def markers(rows: DataFrame, sent: Sent, tasks: int) -> DataFrame:
     def encoded(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         columns = ([column.to_pylist() for column in batch.columns] for batch in batches)
         rows = chain.from_iterable(zip(*batch, strict=True) for batch in columns)
-        for run in runs(rows, itemgetter(0), _row_bytes, RUN, sent.markers.room_bytes - _HEAD_BYTES):
-            source = Source(sent.topic, run[0][0])
-            yield records_of(sent.markers, [(source, encode(_delay_of(sent, source, run)))])
+        for run in _runs(rows, topic.room_bytes - _HEAD_BYTES):
+            source = Source(stage.topic, run[0][0])
+            partition = markers_partition(*source, topic.partitions)
+            row = {"topic": topic.topic, "partition": partition, "value": encode(_delay_of(stage, source, run))}
+            yield pa.RecordBatch.from_pylist([row], _RECORD)
 
-    return ordered.mapInArrow(encoded, RECORDS)
+    return ordered.mapInArrow(encoded, "topic string, partition int, value binary")
 
 
 #: One row: partition, number, value, key, headers, time.
 _Row = tuple[int, int, bytes, bytes | None, list[dict[str, str | bytes]], int]
 
 
-def _delay_of(sent: Sent, source: Source, run: Sequence[_Row]) -> Delay:
+def _delay_of(stage: Stage, source: Source, run: Sequence[_Row]) -> Delay:
     _, numbers, values, keys, headers, times = zip(*run, strict=True)
-    queue_key = sent.queue.encode()
+    queue_key = stage.queue.encode()
     pairs = [tuple((header["key"], header["value"]) for header in row) for row in headers]
     payloads = Columns(
         queue_key,
-        [sent.timestamp_ms] * len(run),
+        [stage.staged_at_ms] * len(run),
         values,
         keys=[queue_key if key is None else key for key in keys] if any(key is not None for key in keys) else None,
         headers=[encode_headers(message_pairs) for message_pairs in pairs] if any(pairs) else None,
     )
     # With the first number as `from_offset`, the marker claims no rows but its own.
-    return Delay(sent.queue, sent.holder, source, numbers, times, sent.relative, numbers[0], payloads)
+    relative = stage.arguments["at"] is None
+    return Delay(stage.queue, stage.holder, source, numbers, times, relative, numbers[0], payloads)
+
+
+def _runs(rows: Iterable[_Row], most_bytes: int) -> Iterator[list[_Row]]:
+    """Divide rows into runs of one partition that fit into one marker each, without buffering more than one."""
+    run: list[_Row] = []
+    run_bytes = 0
+    for row in rows:
+        row_bytes = _row_bytes(row)
+        full = len(run) == RUN or run_bytes + row_bytes > most_bytes
+        if run and (full or row[0] != run[0][0]):
+            yield run
+            run, run_bytes = [], 0
+        run.append(row)
+        run_bytes += row_bytes
+    if run:
+        yield run
 
 
 def _row_bytes(row: _Row) -> int:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import uuid
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,7 +39,6 @@ class Stage:
     source_partitions: int
     rows: int
     bytes: int
-    largest_bytes: int
     bad: dict[str, int]
 
     @property
@@ -66,10 +64,6 @@ class Stages:
     def path(self, name: str, part: str = "") -> str:
         return f"{self._lake.path}/{_place(name, part)}"
 
-    def hidden(self, name: str) -> str:
-        """Return a name for an incomplete stage, which readers ignore."""
-        return f".{name}-{uuid.uuid4().hex}"
-
     def find(self, name: str) -> Stage | None:
         """Return a stage; None if it does not exist."""
         text = self._lake.read_text(_place(name, _ABOUT))
@@ -85,7 +79,6 @@ class Stages:
         self._lake.write_text(_place(hidden, _ABOUT), json.dumps(asdict(stage), indent=1))
         if self._lake.claim(_place(hidden), _place(stage.name)):
             return stage
-        self.remove(hidden)
         winner = self.find(stage.name)
         if winner is None:
             raise PipelineError(f"{self.path(stage.name)} exists and is not a load: use another --name")

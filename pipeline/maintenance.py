@@ -21,7 +21,7 @@ from pipeline import live_windows
 from pipeline.errors import PipelineError
 from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE
-from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, last_run, rewrite_closed
+from pipeline.lifecycle_runs import TABLE, last_run, rewrite_closed
 from pipeline.record_parts import PLACE
 from pipeline.removal import Removal
 from pipeline.tables import DAYS, STREAMS
@@ -237,7 +237,7 @@ class Maintenance:
             name = f"merged-{index}"
             left = self._write(rows, merge, f"{stage}/{name}")
             replaced.append((merge.places, name if left else None))
-        removed = former.get("removed", NOTHING_REMOVED)
+        removed = former["removed"]
         if removal is not None and result.messages_removed:
             before_ms = max(removed["before_ms"] or 0, removal.before_ms)
             removed = {"messages": removed["messages"] + result.messages_removed, "before_ms": before_ms}

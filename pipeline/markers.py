@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from marq.settings.ordering_keys import line_of
@@ -56,8 +57,10 @@ _BYTES_AT_ONCE = 64 * 2**20
 _NULL = -1
 
 _DECODED = StructType([*MARKERS.fields, *[CORRUPT[name] for name in ("error", "raw")]])
-_MILLISECONDS = pa.timestamp("ms", tz="UTC")
+_SCHEMA = to_arrow_schema(_DECODED, timezone="UTC")
 _MICROSECONDS = pa.timestamp("us", tz="UTC")
+#: The types of columns, with times in ms.
+_TYPES = {field.name: pa.timestamp("ms", tz="UTC") if field.type == _MICROSECONDS else field.type for field in _SCHEMA}
 
 
 def decoded(records: DataFrame) -> DataFrame:
@@ -124,20 +127,18 @@ class _Rows:
         indices = pa.array(np.repeat(np.arange(len(self._counts), dtype=np.int32), self._counts))
         arrays: dict[str, pa.Array] = {}
         for name, values in self._common.items():
-            arrays[name] = pa.array(values, _ARROW[name]).take(indices)
+            arrays[name] = pa.array(values, _TYPES[name]).take(indices)
         for name, parts in self._numbers.items():
             numbers = np.concatenate(parts)
             cut = np.minimum(numbers, _MOST.get(name, _LONGEST))
             unknown = (numbers < 0) | (numbers > LAST_MS) if name == "record_at" else numbers < 0
-            arrays[name] = pa.array(cut, mask=unknown).cast(_ARROW[name])
+            arrays[name] = pa.array(cut, mask=unknown).cast(_TYPES[name])
         for name, texts in self._texts.items():
             arrays[name] = pa.array(texts, pa.string())
         starts = np.cumsum(self._counts) - self._counts
-        arrays["index"] = pa.array((np.arange(self.count) - np.repeat(starts, self._counts)).astype(np.int32))
+        arrays["index"] = pa.array(np.arange(self.count) - np.repeat(starts, self._counts))
         self._clear()
-        ordered = [arrays[name] for name in _DECODED.names]
-        ordered = [array.cast(_MICROSECONDS) if array.type == _MILLISECONDS else array for array in ordered]
-        return pa.RecordBatch.from_arrays(ordered, names=_DECODED.names)
+        return pa.RecordBatch.from_arrays([arrays[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
 
 
 _COMMON = (
@@ -149,14 +150,6 @@ _TEXTS = ("text", "cause", "outcome", "id")
 _LONGEST = 2**63 - 1
 #: Limits of columns that are narrower than their fields in the format.
 _MOST = {"attempt": MOST_ATTEMPTS, **dict.fromkeys(("due_at", "record_at", "delay_ms"), LAST_MS)}
-_ARROW = {
-    **dict.fromkeys(("log_partition", "version", "attempt", "size"), pa.int32()),
-    **dict.fromkeys(("log_offset", "partition", "offset", "lease_ms", "from_offset", "delay_ms", "line"), pa.int64()),
-    **dict.fromkeys(("logged_at", "due_at", "record_at"), _MILLISECONDS),
-    **dict.fromkeys(("kind", "queue", "holder", "topic", "error"), pa.string()),
-    **dict.fromkeys(("counted", "in_order"), pa.bool_()),
-    "raw": pa.binary(),
-}
 
 
 def _numbers(values: Any, count: int) -> np.ndarray:

@@ -138,44 +138,6 @@ QUANTITIES: Mapping[str, tuple[str, str]] = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """A value for each of :data:`QUANTITIES`; ``guess``: the profiles were not measured."""
-
-    target: Target
-    profiles: Sequence[Profile]
-    values: Mapping[str, float]
-    warnings: Sequence[str]
-    guess: bool
-
-    def document(self) -> dict[str, Any]:
-        """Return the plan for ``json.dumps``."""
-        lines = [
-            {"key": key, "what": what, "unit": unit, "value": self.values[key]}
-            for key, (what, unit) in QUANTITIES.items()
-        ]
-        return {
-            "version": 1,
-            "guess": self.guess,
-            "target": asdict(self.target),
-            "queues": [asdict(profile) for profile in self.profiles],
-            "plan": lines,
-            "warnings": list(self.warnings),
-            "constants": {name: asdict(constant) for name, constant in CONSTANTS.items()},
-        }
-
-
-def plan(profiles: Sequence[Profile], target: Target, *, guess: bool = False) -> Plan:
-    """Return what a target needs, for queues with these profiles."""
-    planned = [profile for profile in profiles if profile.queue in target.rates]
-    model = _Model(planned, target)
-    model.traffic()
-    model.processes()
-    model.topics()
-    model.machines()
-    return Plan(target, planned, model.values, model.warnings(), guess)
-
-
 def target_rates(total: float | None, by_queue: Mapping[str, float], known: Sequence[Profile]) -> dict[str, float]:
     """Return the rate of each queue: as requested, else as in its busiest minute."""
     names = [profile.queue for profile in known]
@@ -204,19 +166,45 @@ def _record_bytes(profile: Profile) -> float:
     return profile.size_bytes + _name_bytes(profile) + _c("record_frame")
 
 
-class _Model:
-    """Computes one value after the other; later ones use earlier ones."""
+class Plan:
+    """What a target needs, for queues with these profiles: a value for each of :data:`QUANTITIES`, and warnings.
 
-    def __init__(self, profiles: Sequence[Profile], target: Target) -> None:
-        self.profiles = profiles
+    ``guess``: the profiles were not measured.
+    """
+
+    def __init__(self, profiles: Sequence[Profile], target: Target, *, guess: bool = False) -> None:
+        self.profiles = [profile for profile in profiles if profile.queue in target.rates]
         self.target = target
+        self.guess = guess
+        #: Computed one after the other; later ones use earlier ones.
         self.values: dict[str, float] = {}
+        self._traffic()
+        self._processes()
+        self._topics()
+        self._machines()
+        self.warnings = self._warnings()
+
+    def document(self) -> dict[str, Any]:
+        """Return the plan for ``json.dumps``."""
+        lines = [
+            {"key": key, "what": what, "unit": unit, "value": self.values[key]}
+            for key, (what, unit) in QUANTITIES.items()
+        ]
+        return {
+            "version": 1,
+            "guess": self.guess,
+            "target": asdict(self.target),
+            "queues": [asdict(profile) for profile in self.profiles],
+            "plan": lines,
+            "warnings": self.warnings,
+            "constants": {name: asdict(constant) for name, constant in CONSTANTS.items()},
+        }
 
     def _total(self, per_message: Callable[[Profile], float]) -> float:
         """Return a quantity per second over all queues."""
         return sum(self.target.rates[profile.queue] * per_message(profile) for profile in self.profiles)
 
-    def traffic(self) -> None:
+    def _traffic(self) -> None:
         """Compute what happens per second, and how much of it exists at any time."""
         values = self.values
         rate = values["rate"] = sum(self.target.rates.values())
@@ -234,7 +222,7 @@ class _Model:
         values["open"] = self._total(lambda p: p.deliveries * p.hold_ms / 1000) + values["delayed"]
         values["rows"] = self._total(lambda p: p.deliveries * p.rows_share) + delays
 
-    def processes(self) -> None:
+    def _processes(self) -> None:
         """Compute workers, consumers and partitions."""
         values, headroom = self.values, self.target.headroom
         # Counts the ACQUIRE and the end of each delivery, the most frequent markers.
@@ -252,7 +240,7 @@ class _Model:
         for_bytes = math.ceil(headroom * arriving / _c("partition_rate"))
         values["partitions"] = max(LEAST_PARTITIONS, workers, consumers, for_bytes)
 
-    def topics(self) -> None:
+    def _topics(self) -> None:
         """Compute the disk space of each topic, all replicas included."""
         target, values, replication = self.target, self.values, self.target.replication
         headers = _c("copy_headers")
@@ -270,7 +258,7 @@ class _Model:
         dead = self._total(lambda p: p.dead_share * (_record_bytes(p) + 2 * headers))
         values["dead_letters_disk"] = dead * DEAD_LETTERS_DAYS * _DAY_S * replication
 
-    def machines(self) -> None:
+    def _machines(self) -> None:
         """Compute disks, the memory of a worker while another is down, and recovery times."""
         values, full = self.values, _c("disk_full")
         used = sum(values[name] for name in ("messages_disk", "markers_disk", "changelog_disk", "dead_letters_disk"))
@@ -306,7 +294,7 @@ class _Model:
         """Return how many markers of a queue share a record."""
         return max(1.0, self.target.rates[profile.queue] * profile.deliveries / partitions * _c("batch_time"))
 
-    def warnings(self) -> list[str]:
+    def _warnings(self) -> list[str]:
         """Return what exceeds the measurements, and leases that are shorter than the work."""
         values, most = self.values, _c("measured_rows")
         texts = [

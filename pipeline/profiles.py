@@ -71,22 +71,18 @@ class Profile:
     delay_ms: float = 0.0
     dead_share: float = 0.0
 
-    def changed(
-        self,
-        size_bytes: float | None = None,
-        run_ms: float | None = None,
-        lease_ms: float | None = None,
-        deliveries: float | None = None,
-    ) -> Profile:
-        """Return the profile with some values replaced; a longer run keeps its row open for as much longer."""
-        options = {"size_bytes": size_bytes, "run_ms": run_ms, "lease_ms": lease_ms, "deliveries": deliveries}
+    def changed(self, **options: float | None) -> Profile:
+        """Return the profile with new size_bytes, run_ms, lease_ms or deliveries, unless they are None.
+
+        A longer run keeps its row open for as much longer.
+        """
         values = {name: float(value) for name, value in options.items() if value is not None}
-        if run_ms is not None:
+        if (run_ms := values.get("run_ms")) is not None:
             values["run_p99_ms"] = run_ms
             values["hold_ms"] = max(run_ms, self.hold_ms + run_ms - self.run_ms)
             values["rows_share"] = max(self.rows_share, float(run_ms >= FLUSH_MS))
         profile = replace(self, **values)
-        if run_ms is None and lease_ms is None:
+        if not {"run_ms", "lease_ms"} & values.keys():
             return profile
         return replace(profile, renewals=float(profile.run_ms * RENEWALS_PER_LEASE // profile.lease_ms))
 

@@ -49,8 +49,8 @@ class QueueHistory:
             queue = self.current.fold(key, None if value is None else json.loads(value))
             names = [queue] if queue is not None else self.current.names()
             self.written_at.update(dict.fromkeys(names if queue is not None else [*names, "*"], at_ms))
-            for name in names:
-                settings = self.current.settings(name)
+            for name in [*names, "*"]:
+                settings = self.current.default_settings if name == "*" else self.current.settings(name)
                 # Before its first definition, the queue had the settings of all others.
                 self._note_window(name, settings)
                 self._note_pause(name, settings, at_ms)
@@ -63,14 +63,6 @@ class QueueHistory:
                     self.with_order.add(name)
                 elif settings.limited:
                     self.without_order.add(name)
-            defaults = self.current.default_settings
-            self._note_window("*", defaults)
-            self._note_pause("*", defaults, at_ms)
-            self.backoffs["*"] = max(self.backoffs["*"], defaults.backoff.longest_ms)
-            if not defaults.dead_letter:
-                self.without_dead_letters.add("*")
-            if defaults.limited:
-                self.without_order.add("*")
 
     def _note_window(self, name: str, settings: QueueSettings) -> None:
         window_ms = settings.deduplication_window_ms
@@ -92,10 +84,9 @@ class QueueHistory:
                 # Compaction may have removed the pause, but its end is not later than the last settings.
                 ends[name] = max(ends.get(name, ends["*"]), self.written_at.get(name, now_ms))
         shortest = before.get("shortest_deduplication_windows", self.shortest_windows)
+        names = ("without_dead_letters", "with_order", "without_order")
         return {
-            "without_dead_letters": sorted(self.without_dead_letters.union(before.get("without_dead_letters", ()))),
-            "with_order": sorted(self.with_order.union(before.get("with_order", ()))),
-            "without_order": sorted(self.without_order.union(before.get("without_order", ()))),
+            **{name: sorted(getattr(self, name).union(before.get(name, ()))) for name in names},
             "deduplication_windows": _merged(max, before.get("deduplication_windows", {}), self.windows),
             "shortest_deduplication_windows": _merged(min, shortest, self.shortest_windows),
             "backoffs": _merged(max, before.get("backoffs", {}), self.backoffs),

@@ -30,11 +30,13 @@ HAS_ID = "kind = 'DELAY' AND text IS NOT NULL"
 _SCOPE = ("queue", "text", "log_partition")
 _DROPPED = columns("queue string, topic string, partition long, offset long")
 
-_ACQUIRED = "pos long, at timestamp, holder string, attempt int, lease_ms long, due_at timestamp, in_order boolean"
+_HELD = "pos long, at timestamp, holder string"
+_ACQUIRED = f"{_HELD}, attempt int, lease_ms long, due_at timestamp, in_order boolean"
 _PAYLOAD = "id string, record_at timestamp, size int"
 
-#: The columns of parts with their rules; a column with several fields is a struct.
-_COLUMNS: Mapping[str, tuple[str, str]] = {
+_FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
+#: The columns of parts: rule, type (several fields are a struct), and the kinds of markers that it counts or keeps.
+_COLUMNS: Mapping[str, tuple[str, ...]] = {
     "queue": ("max", "string"),
     "log_partition": ("max", "int"),
     "last_at": ("max", "timestamp"),
@@ -42,72 +44,50 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "records": ("sum", "long"),
     "record": ("max", "at timestamp, id string, attempt int, first_sent_at timestamp, deliver_at timestamp, size int"),
     # Its markers.
-    "acquisitions": ("sum", "long"),
-    "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}, line long"),
-    "acquired_last": ("max", _ACQUIRED),
-    "delayed": ("min", f"pos long, at timestamp, due_at timestamp, attempt int, {_PAYLOAD}"),
+    "acquisitions": ("sum", "long", "ACQUIRE"),
+    "acquired": ("min", f"{_ACQUIRED}, {_PAYLOAD}, line long", "ACQUIRE"),
+    "acquired_last": ("max", _ACQUIRED, "ACQUIRE"),
+    "delayed": ("min", f"pos long, at timestamp, due_at timestamp, attempt int, {_PAYLOAD}", "DELAY"),
     "duplicate": ("max", "boolean"),
-    "moves": ("sum", "long"),
-    "moved": ("max", "pos long, due_at timestamp, queue string"),
-    "renewals": ("sum", "long"),
+    "moves": ("sum", "long", "RESCHEDULE"),
+    "moved": ("max", "pos long, due_at timestamp, queue string", "RESCHEDULE"),
+    "renewals": ("sum", "long", "RENEW"),
     # The RENEW for the longest time, and the last one that may have made the lease shorter.
-    "renewed": ("max", "until timestamp, pos long, holder string"),
-    "renewed_exactly": ("max", "pos long, until timestamp, holder string"),
-    "spent": ("max", "pos long, at timestamp, holder string, lease_ms long"),
+    "renewed": ("max", "until timestamp, pos long, holder string", "RENEW"),
+    "renewed_exactly": ("max", "pos long, until timestamp, holder string", "RENEW"),
+    "spent": ("max", f"{_HELD}, lease_ms long", "DISPATCH"),
     # Those that count the attempt.
-    "releases": ("sum", "long"),
-    "released": ("max", "pos long, at timestamp, holder string, delay_ms long, counted boolean, text string"),
-    "rejected": ("max", "pos long, at timestamp, holder string, text string"),
-    "cancelled": ("max", "pos long, at timestamp, queue string"),
-    "acks": ("sum", "long"),
-    "acked": ("min", "pos long, at timestamp, holder string"),
+    "releases": ("sum", "long", "RELEASE"),
+    "released": ("max", f"{_HELD}, delay_ms long, counted boolean, text string", "RELEASE"),
+    "rejected": ("max", f"{_HELD}, text string", "REJECT"),
+    "cancelled": ("max", "pos long, at timestamp, queue string", "CANCEL"),
+    "acks": ("sum", "long", "ACK"),
+    "acked": ("min", _HELD, "ACK"),
     # The first marker that certainly ended it if it was open, and the first request that ended it if it was in time.
     "ended": ("min", "long"),
     "end_requested": ("min", "long"),
     # The tracker's facts.
-    "facts": ("sum", "long"),
-    "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string"),
+    "facts": ("sum", "long", *_FACTS),
+    "fact": ("min", "pos long, at timestamp, kind string, attempt int, cause string", *_FACTS),
     # Its dead letter.
     "deaths": ("sum", "long"),
     "death": ("min", "at timestamp, reason string, topic string, partition int, offset long, id string"),
 }
-RULES = {name: rule for name, (rule, _) in _COLUMNS.items()}
+RULES = {name: rule for name, (rule, *_) in _COLUMNS.items()}
 PARTS = StructType(
     [
         *columns("topic string, partition long, offset long, subscription string").fields,
         *[
             StructField(name, columns(kind) if " " in kind else columns(f"x {kind}")["x"].dataType)
-            for name, (_, kind) in _COLUMNS.items()
+            for name, (_, kind, *_) in _COLUMNS.items()
         ],
     ]
 )
 
-_FACTS = ("REDELIVERED", "DEAD_LETTERED", "DELIVERED", "CANCELLED", "ABANDONED")
 #: Kinds of markers that say nothing about a record's deliveries.
 ABOUT_NO_RECORD = ("TICK", "ANSWERED", "DISCARD", "RESUME", "RESUMED", "PURGE")
 #: Kinds of markers after which the next message of a line may be delivered, and of requests that may be too late.
 _ENDS, _REQUESTS = ("ACK", "DEAD_LETTERED", "CANCELLED", "ABANDONED"), ("REJECT", "CANCEL")
-#: The kinds of markers that columns count or keep.
-_KINDS: Mapping[str, tuple[str, ...]] = {
-    "acquisitions": ("ACQUIRE",),
-    "acquired": ("ACQUIRE",),
-    "acquired_last": ("ACQUIRE",),
-    "delayed": ("DELAY",),
-    "moves": ("RESCHEDULE",),
-    "moved": ("RESCHEDULE",),
-    "renewals": ("RENEW",),
-    "renewed": ("RENEW",),
-    "renewed_exactly": ("RENEW",),
-    "spent": ("DISPATCH",),
-    "releases": ("RELEASE",),
-    "released": ("RELEASE",),
-    "rejected": ("REJECT",),
-    "cancelled": ("CANCEL",),
-    "acks": ("ACK",),
-    "acked": ("ACK",),
-    "facts": _FACTS,
-    "fact": _FACTS,
-}
 
 
 def of_markers(markers: DataFrame) -> DataFrame:
@@ -127,7 +107,7 @@ def of_markers(markers: DataFrame) -> DataFrame:
         "last_at": F.col("at"),
         "ended": F.when(kind.isin(*_ENDS) | ((kind == "RELEASE") & (F.col("cause") == "LAST")), F.col("pos")),
         "end_requested": F.when(kind.isin(*_REQUESTS), F.col("pos")),
-        **{name: F.when(kind.isin(*kinds), _value(name)) for name, kinds in _KINDS.items()},
+        **{name: F.when(kind.isin(*kinds), _value(name)) for name, (_, _, *kinds) in _COLUMNS.items() if kinds},
     }
     columns["releases"] = F.when(F.col("counted"), columns["releases"])
     exactly = F.col("cause") == "EXACTLY"

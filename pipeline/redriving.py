@@ -1,19 +1,19 @@
-"""Redrives or deletes dead letters in bulk, from the survey to the trackers' last note.
+"""Redrives or deletes dead letters in bulk: Spark finds them, and Marq's own client settles them.
 
-Spark reads the topic once to find the dead letters and once more, step by step, for their contents. The driver keeps
-only the place of each, so a million dead letters take a few megabytes. Every written request is durable and takes
-effect even if nothing waits for it, and trackers take each place once. So a redrive may be killed at any point and run
-again, twice at the same time, and Spark may retry a task.
+Spark reads the topic once. The driver keeps only the place of each dead letter, so a million take a few megabytes.
+Every written request is durable and takes effect even if nothing waits for it, and trackers take each place once. So a
+redrive may be killed at any point and run again, twice at the same time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import secrets
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from itertools import product
+from itertools import groupby
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,23 +23,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
-from marq.wire.dead_letter_notes import Disposition
+from marq.backend.cluster import cluster_of, marker_writer
+from marq.core.deliveries import dead_letter_records
+from marq.dead_letters.log import DeadLetterLog, open_dead_letter_log
+from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
+from marq.dead_letters.selection import Spot, dead_letters_at
+from marq.kafka.marker_writer import FRAME_BYTES
+from marq.settings.client import ClientSettings
+from marq.wire.errors import BrokerUnavailable
+from marq.wire.markers import Delay, Discard, Source
 from pipeline import dead_letters
-from pipeline.dead_letters import Requester
 from pipeline.errors import PipelineError, sentence
 from pipeline.kafka import Connection, TopicAdmin, committed_records
-from pipeline.writing import Progress, StepPacer, limit_arrow_batches, markers_of, write
+from pipeline.writing import Progress
 
-STEP_LETTERS = 25_000
-#: With more unanswered requests, the job waits, so that a tracker that is down does not return to a flood of work.
-MAX_UNANSWERED = 50_000
 SAMPLE_ROWS = 10
 REASONS = 20
 _SHOWN_CHARACTERS = 200
-_POLL_S = 0.2
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-#: States of a dead letter in a redrive.
-_NOT_ASKED, _ASKED, _DONE, _BEFORE = range(4)
 
 
 class Request(NamedTuple):
@@ -70,56 +71,45 @@ class Result:
         return self.requested - self.done - self.already_settled - self.removed
 
 
-class Letters:
-    """The dead-letter topic, as it is at the start."""
-
-    def __init__(self, spark: SparkSession, connection: Connection) -> None:
-        self.spark = spark
-        self.connection = connection
-        self.topics = TopicAdmin(spark, connection)
-        self.topic = connection.names.dead_letters
-        self.begins = self.topics.begins([self.topic])[self.topic]
-        self.ends = self.topics.ends([self.topic])[self.topic]
-
-    def records(self, ranges: Mapping[int, range]) -> DataFrame:
-        """Return the committed records of these offsets."""
-        bounds = {self.topic: {partition: (offsets.start, offsets.stop) for partition, offsets in ranges.items()}}
-        # Dead letters that retention removes meanwhile can't be redriven; the others still can.
-        options = {"failOnDataLoss": "false", "includeHeaders": "true"}
-        return committed_records(self.spark, self.connection, bounds, **options)
-
-    def survey(self, request: Request) -> ChosenDeadLetters:
-        """Find the dead letters of a request."""
-        records = self.records({p: range(begin, max(begin, self.ends[p])) for p, begin in self.begins.items()})
-        rows = dead_letters.chosen(dead_letters.of_queue(records, request.queue), request.where)
-        texts = ("reason", "error", "text") if request.show_values else ("reason", "error")
-        shown = [F.substring(name, 1, _SHOWN_CHARACTERS).alias(name) for name in texts]
-        rows = rows.select("partition", "offset", "dead_lettered_at", "size", "id", "attempts", *shown)
-        left = dead_letters.unsettled(rows, dead_letters.notes(records, self.topic))
-        if request.limit is not None:
-            left = left.orderBy("dead_lettered_at", "partition", "offset").limit(request.limit)
-        return ChosenDeadLetters(left.persist(StorageLevel.MEMORY_AND_DISK), request)
+def survey(spark: SparkSession, connection: Connection, request: Request) -> ChosenDeadLetters:
+    """Find the dead letters of a request."""
+    topics, topic = TopicAdmin(spark, connection), connection.names.dead_letters
+    begins, ends = topics.begins([topic])[topic], topics.ends([topic])[topic]
+    bounds = {topic: {partition: (begin, max(begin, ends[partition])) for partition, begin in begins.items()}}
+    # Dead letters that retention removes meanwhile can't be redriven; the others still can.
+    records = committed_records(spark, connection, bounds, failOnDataLoss="false", includeHeaders="true")
+    rows = dead_letters.chosen(dead_letters.of_queue(records, request.queue), request.where)
+    texts = ("reason", "error", "text") if request.show_values else ("reason", "error")
+    shown = [F.substring(name, 1, _SHOWN_CHARACTERS).alias(name) for name in texts]
+    rows = rows.select("partition", "offset", "dead_lettered_at", "size", "id", "attempts", *shown)
+    left = rows.join(dead_letters.settled(records, topic), ["partition", "offset"], "left_anti")
+    if request.limit is not None:
+        left = left.orderBy("dead_lettered_at", "partition", "offset").limit(request.limit)
+    return ChosenDeadLetters(left.persist(StorageLevel.MEMORY_AND_DISK), request, ends)
 
 
 class ChosenDeadLetters:
     """The chosen dead letters: their places, and a preview for the user."""
 
-    def __init__(self, frame: DataFrame, request: Request) -> None:
+    def __init__(self, frame: DataFrame, request: Request, ends: Mapping[str, int]) -> None:
         self._frame = frame
+        #: Where each partition ended when they were chosen: notes about them come later.
+        self.ends = ends
         try:
-            places = frame.select(
-                "partition", "offset", "size", F.unix_millis("dead_lettered_at").alias("died_ms")
-            ).toArrow()
+            places = frame.select("partition", "offset", F.unix_millis("dead_lettered_at").alias("died_ms")).toArrow()
         except (PySparkException, Py4JError) as error:
             what = "reading the dead letters failed" if request.where is None else f"--where {request.where!r} fails"
             raise PipelineError(f"{what}: {sentence(error)}") from error
-        self.partitions, self.offsets, sizes, self._died_ms = (
-            places.column(name).to_numpy() for name in ("partition", "offset", "size", "died_ms")
-        )
-        self.largest_bytes = int(max(sizes, default=0))
+        partitions, offsets, self._died_ms = (places.column(name).to_numpy() for name in places.column_names)
+        order = np.lexsort((offsets, partitions))
+        self._partitions, self._offsets = partitions[order], offsets[order]
 
     def __len__(self) -> int:
-        return len(self.offsets)
+        return len(self._offsets)
+
+    def spots(self) -> Iterator[Spot]:
+        """Return the places, by partition and offset."""
+        return (Spot(int(p), int(o), 0, 0) for p, o in zip(self._partitions, self._offsets, strict=True))
 
     def preview(self) -> dict[str, Any]:
         """Return the count, the time range, the reasons, and the oldest dead letters."""
@@ -141,131 +131,77 @@ def _iso(time_ms: int) -> str:
     return (_EPOCH + timedelta(milliseconds=time_ms)).isoformat(timespec="milliseconds")
 
 
-class Answers:
-    """The known outcome for each chosen dead letter, from notes."""
-
-    def __init__(self, partitions: np.ndarray, offsets: np.ndarray) -> None:
-        order = np.lexsort((offsets, partitions))
-        self._partitions, self._offsets = partitions[order], offsets[order]
-        self._states = np.zeros(len(offsets), dtype=np.uint8)
-        numbers, starts = np.unique(self._partitions, return_index=True)
-        stops = np.append(starts[1:], len(offsets))
-        self._slices = {int(p): slice(int(a), int(b)) for p, a, b in zip(numbers, starts, stops, strict=True)}
-
-    def steps(self, size: int) -> Iterator[np.ndarray]:
-        """Yield steps in the order of each partition's offsets, with a proportional share of every partition."""
-        shares = np.empty(len(self._offsets))
-        for span in self._slices.values():
-            count = span.stop - span.start
-            shares[span] = (np.arange(count) + 0.5) / count
-        order = np.argsort(shares, kind="stable")
-        for start in range(0, len(order), size):
-            yield np.sort(order[start : start + size])
-
-    def places(self, step: np.ndarray) -> dict[int, np.ndarray]:
-        """Return the offsets of a step by partition."""
-        partitions, offsets = self._partitions[step], self._offsets[step]
-        return {int(partition): offsets[partitions == partition] for partition in np.unique(partitions)}
-
-    def ask(self, step: np.ndarray) -> None:
-        self._states[step] = np.maximum(self._states[step], _ASKED)
-
-    def answer(self, partition: int, offsets: np.ndarray, disposition: str) -> None:
-        """Apply a note; ignore places that are not among the chosen ones."""
-        span = self._slices.get(partition)
-        if span is None:
-            return
-        known, states = self._offsets[span], self._states[span]
-        at = np.minimum(np.searchsorted(known, offsets), len(known) - 1)
-        at = at[known[at] == offsets]
-        if disposition == Disposition.BEFORE:
-            # A marker that a task wrote twice is answered twice; the first answer counts.
-            states[at] = np.where(states[at] == _DONE, _DONE, _BEFORE)
-        else:
-            states[at] = _DONE
-
-    def removed(self, begins: Mapping[int, int]) -> int:
-        """Return how many requests can't be answered because retention removed their dead letters first."""
-        asked = self._states == _ASKED
-        return sum(
-            int(np.count_nonzero(asked[span] & (self._offsets[span] < begins.get(partition, 0))))
-            for partition, span in self._slices.items()
-        )
-
-    def result(self) -> Result:
-        counts = np.bincount(self._states, minlength=4)
-        chosen = len(self._states)
-        return Result(chosen, int(chosen - counts[_NOT_ASKED]), int(counts[_DONE]), int(counts[_BEFORE]))
-
-
 class Redrive:
-    """Sends the requests for a survey at its pace, and reads notes."""
+    """Settles the chosen dead letters at the request's rate."""
 
-    def __init__(self, topic: Letters, survey: ChosenDeadLetters, request: Request) -> None:
-        self._topic = topic
+    def __init__(self, connection: Connection, chosen: ChosenDeadLetters, request: Request) -> None:
+        self._topic = connection.names.dead_letters
+        self._chosen = chosen
         self._request = request
-        self._positions = dict(topic.ends)
-        self._markers = markers_of(topic.topics, topic.connection)
-        self._requester = Requester(request.to, secrets.randbits(63) | 1, topic.topic, self._markers)
-        self._answers = Answers(survey.partitions, survey.offsets)
-        self._progress = Progress("deleted" if request.delete else "redriven", len(survey))
-        limit_arrow_batches(topic.spark, survey.largest_bytes)
+        self._limits = RedriveLimits(None, request.rate, False)
+        self._holder = secrets.randbits(63) | 1
+        self._removed = 0
+        self._line = Progress("deleted" if request.delete else "redriven", len(chosen))
+        self._counts = RedriveProgress(self._topic, len(chosen), Result, self._show)
 
     def run(self) -> Result:
-        """Send all requests and wait until all are answered, or until no note comes for ``wait_s``."""
-        topic, pace = self._topic, StepPacer(self._request.rate, STEP_LETTERS)
+        """Send all requests and wait until all are answered, or until no note comes for ``wait_s``.
+
+        Raises:
+            MarqError: the cluster does not answer, a permission is missing, or a write was not confirmed.
+        """
         try:
-            for step in self._answers.steps(pace.step):
-                if not self._wait(MAX_UNANSWERED):
-                    break
-                pace.wait(len(step))
-                write(self._markers_of(self._answers.places(step)), topic.connection, self._markers)
-                self._answers.ask(step)
-                self._read_notes()
-            self._wait(0)
+            asyncio.run(self._settle())
+        except BrokerUnavailable:
+            if not self._counts.stalled:
+                raise
         finally:
-            self._progress.clear()
-        result = self.result()
-        if result.unanswered:
-            result.removed = self._answers.removed(topic.topics.begins([topic.topic])[topic.topic])
-        return result
+            self._line.clear()
+        return self.result()
 
     def result(self) -> Result:
         """Return the counts so far without asking the cluster, which may follow an interrupt."""
-        return self._answers.result()
+        counts = self._counts.result
+        return replace(counts, requested=counts.requested + self._removed, removed=self._removed)
 
-    def _markers_of(self, wanted: Mapping[int, np.ndarray]) -> DataFrame:
-        if self._request.delete:
-            return self._topic.spark.createDataFrame(dead_letters.discard(wanted, self._request.queue, self._requester))
-        ranges = {partition: range(int(offsets[0]), int(offsets[-1]) + 1) for partition, offsets in wanted.items()}
-        return dead_letters.redrive(self._topic.records(ranges), wanted, self._requester)
-
-    def _wait(self, most: int) -> bool:
-        """Wait until at most this many requests are unanswered; return False if no more notes arrive."""
-        until_s = time.monotonic() + self._request.wait_s
-        while (before := self.result().unanswered) > most:
-            self._read_notes()
-            if self.result().unanswered < before:
-                until_s = time.monotonic() + self._request.wait_s
-            elif time.monotonic() > until_s:
-                return False
+    async def _settle(self) -> None:
+        settings = ClientSettings.read()
+        cluster, wait_s = cluster_of(settings), self._request.wait_s
+        topics = await cluster.topics()
+        async with (
+            marker_writer(cluster, topics) as writer,
+            open_dead_letter_log(settings) as log,
+            open_dead_letter_log(settings) as notes,
+        ):
+            notes.seek({int(partition): end for partition, end in self._chosen.ends.items()})
+            requester = RedriveRequester(
+                cluster, writer, topics.markers_partitions, notes, self._counts, self._holder, self._limits,
+                settings.request_timeout_ms / 1000, wait_s,
+            )  # fmt: skip
+            if self._request.delete:
+                for discards in self._discards():
+                    await requester.ask(discards)
             else:
-                time.sleep(_POLL_S)
-        return True
+                async for delays in self._delays(log, topics.markers_limit_bytes - FRAME_BYTES):
+                    await requester.ask(delays)
+                # Retention has removed the others, which can't be redriven any more.
+                self._removed = len(self._chosen) - self.result().requested
+            await requester.finish()
 
-    def _read_notes(self) -> None:
-        """Read from the last position to the current end of the topic."""
-        topic = self._topic
-        ends = topic.topics.ends([topic.topic])[topic.topic]
-        starts = {partition: self._positions.get(partition, 0) for partition in ends}
-        new = {partition: range(starts[partition], end) for partition, end in ends.items() if end > starts[partition]}
-        if new:
-            noted = dead_letters.notes(topic.records(new), topic.topic)
-            mine = noted.where(F.col("by") == f"{self._requester.holder:016x}").toArrow()
-            partitions, offsets, became = (mine.column(n).to_numpy() for n in ("partition", "offset", "became"))
-            for partition, disposition in product(np.unique(partitions), Disposition):
-                chosen = (partitions == partition) & (became == disposition)
-                self._answers.answer(int(partition), offsets[chosen], disposition)
-            self._positions |= {partition: offsets.stop for partition, offsets in new.items()}
-        result = self.result()
-        self._progress.show(result.done + result.already_settled)
+    async def _delays(self, log: DeadLetterLog, limit_bytes: int) -> AsyncIterator[Sequence[Delay]]:
+        async for records in dead_letters_at(log, self._chosen.spots()):
+            for piece in self._limits.pieces(records):
+                for partition, letters in groupby(piece, attrgetter("partition")):
+                    source = Source(self._topic, partition)
+                    yield [
+                        *dead_letter_records.redrive(self._request.to, self._holder, source, [*letters], limit_bytes)
+                    ]
+
+    def _discards(self) -> Iterator[Sequence[Discard]]:
+        for piece in self._limits.pieces(self._chosen.spots()):
+            for partition, spots in groupby(piece, attrgetter("partition")):
+                offsets, source = [spot.offset for spot in spots], Source(self._topic, partition)
+                yield [*dead_letter_records.discard(self._request.queue, self._holder, source, offsets)]
+
+    def _show(self, result: Result) -> None:
+        self._line.show(result.done + result.already_settled)

@@ -12,20 +12,18 @@ Markers that are not about a message stay, too: TICKs show when trackers were al
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from marq.wire.names import Names
 from pipeline import incarnations
 from pipeline.errors import PipelineError
-from pipeline.lake import Commit, Lake
+from pipeline.lake import Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE
 from pipeline.record_parts import ABOUT_NO_RECORD, HAS_ID, PLACE
 from pipeline.spans import show_ms
 from pipeline.subscriptions import named
-from pipeline.tables import MARKERS
+from pipeline.tables import LIFECYCLE_TABLE, MARKERS
 
 #: States of messages whose history can be removed.
 FINISHED = ("acked", "cancelled", "deduplicated", "abandoned", "message_expired", "expired_unread")
@@ -111,7 +109,7 @@ class Removal:
         if "batch" not in self._messages.columns:
             return {}
         rows = self._messages.groupBy("side", "batch").count().collect()
-        return {f"lifecycle/side={row.side}/batch={int(row.batch):09}": row["count"] for row in rows}
+        return {batch_place(f"{LIFECYCLE_TABLE}/side={row.side}", int(row.batch)): row["count"] for row in rows}
 
     def changed_batches(self, table: str, rows: DataFrame) -> dict[int, int]:
         """Return the batches that change, with the number of rows that each loses; ``rows`` have their ``batch``."""
@@ -130,21 +128,15 @@ class Removal:
 
     def _keyed(self, table: str, rows: DataFrame) -> DataFrame:
         """Add the place of the record that a row is about; null if it is about none."""
-        place: Mapping[str, str] = dict(zip(_GONE, PLACE, strict=True))
+        place = {gone: F.col(name) for gone, name in zip(_GONE, PLACE, strict=True)}
         if table == "markers":
-            named = rows.withColumn("in_table", F.col("topic"))
-            named = incarnations.with_names(named, self._round["names"])
+            place["gone_topic"] = incarnations.named(self._round["names"])
             about = ~F.col("kind").isin(*ABOUT_NO_RECORD)
-            keyed = named.withColumns({gone: F.when(about, F.col(name)) for gone, name in place.items()})
-            return keyed.withColumn("topic", F.col("in_table")).drop("in_table").select(*rows.columns, *_GONE)
-        if table == "dead_letters":
-            place = {gone: f"origin_{name}" for gone, name in place.items()}
-            plain = {name: f"in_table_{name}" for name in ("id", "origin_topic")}
-            named = rows.withColumns({copy: F.col(name) for name, copy in plain.items()})
-            named = incarnations.with_ids(named, "sent_at", self._run["begins"])
-            keyed = named.withColumns({gone: F.col(name) for gone, name in place.items()})
-            return keyed.withColumns({name: F.col(copy) for name, copy in plain.items()}).select(*rows.columns, *_GONE)
-        return rows.withColumns({gone: F.col(name) for gone, name in place.items()})
+            place = {gone: F.when(about, column) for gone, column in place.items()}
+        elif table == "dead_letters":
+            place = {gone: F.col(f"origin_{name}") for gone, name in zip(_GONE, PLACE, strict=True)}
+            place["gone_topic"] = incarnations.origin("sent_at", self._run["begins"])
+        return rows.withColumns(place)
 
 
 def _places(messages: DataFrame) -> DataFrame:

@@ -16,14 +16,12 @@ import pandas as pd
 from pipeline import plots
 from pipeline.dashboard import busiest_first, keys_of, plain
 from pipeline.spans import show_ms
+from pipeline.statistics import EVENTS
 
 #: Queues with a table of their own; less busy ones are only in the table ``stats``.
 MAX_QUEUES = 200
 
-_COUNTS = (
-    "sent", "delivered", "acked", "released", "rejected", "expired", "dead", "cancelled", "abandoned",
-    "message_expired", "open", "delayed",
-)  # fmt: skip
+_COUNTS = (*EVENTS, "open", "delayed")
 _DURATIONS = (
     ("wait until acquired", "wait"),
     ("run until settled", "run"),

@@ -32,9 +32,9 @@ DRIVER_MEMORY = "2g"
 COMPILE_ALL = "-XX:-DontCompileHugeMethods"
 #: Partitions after a shuffle on one machine. With Spark's 200, a small job would mostly start tasks.
 LOCAL_SHUFFLE_PARTITIONS = 4
-#: Rows sent to Python at once. A row may be a record of a megabyte, so Spark's 10,000 could take gigabytes; below a few
-#: hundred, the cost of each batch shows.
-ARROW_ROWS = 1_000
+#: Rows and bytes sent to Python at once. A row may be a record of a megabyte, so Spark's 10,000 could take gigabytes;
+#: below a few hundred, the cost of each batch shows.
+ARROW_ROWS, ARROW_BYTES = 1_000, 32 << 20
 
 #: Settings with which queries are neither compiled nor planned again half-way.
 FEW_ROWS = {
@@ -137,6 +137,7 @@ def _defaults(configuration: SparkConf) -> dict[str, str]:
     settings = {
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.execution.arrow.maxRecordsPerBatch": str(ARROW_ROWS),
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(ARROW_BYTES),
         # Almost every message is a group of its own, so hashing them first is wasted (a tenth of lifecycle's time).
         "spark.sql.execution.useObjectHashAggregateExec": "false",
     }

@@ -67,6 +67,8 @@ DEAD_LETTERS = columns(
     origin_topic string, origin_partition long, origin_offset long
     """
 )
+#: The tables that follow the streams: their commits name the batches that they have processed.
+LIFECYCLE_TABLE, LIVE_TABLE = "lifecycle", "live"
 #: The tables of ingest's streams, and the columns that date their rows.
 STREAMS = {"markers": MARKERS, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
 DAYS = {"markers": "logged_at", "messages": "sent_at", "dead_letters": "sent_at"}

@@ -8,32 +8,24 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame
 
-from marq.settings.topic_configs import LIMIT
 from pipeline.errors import PipelineError, sentence
-from pipeline.kafka import Connection, TopicAdmin
+from pipeline.kafka import Connection
 
 #: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
 FRAME_BYTES = 512
-#: The columns that Spark's Kafka sink takes.
-RECORDS = "topic string, partition int, value binary"
 HEADERS = "array<struct<key:string,value:binary>>"
 MAX_RATE = 1_000_000
 #: The producer's buffer, unless four records need more.
 _BUFFER_BYTES = 32 << 20
-#: Limits of a batch for a Python worker, so that rows of a megabyte do not arrive by the thousand.
-_ARROW_BYTES, _ARROW_ROWS = 32 << 20, 1_000
 #: Seconds between progress lines: where they stay, and where each overwrites the one before.
 _QUIET_S, _SMOOTH_S = 10.0, 0.1
 _CLEAR_LINE = "\r\x1b[K"
-
-Item = TypeVar("Item")
 
 
 class MarkersTopic(NamedTuple):
@@ -49,19 +41,8 @@ class MarkersTopic(NamedTuple):
         return self.limit_bytes - FRAME_BYTES
 
 
-def markers_of(topics: TopicAdmin, connection: Connection) -> MarkersTopic:
-    """Ask the cluster for the markers topic; raises PipelineError if it does not exist or no broker answers."""
-    topic = connection.names.markers
-    return MarkersTopic(topic, topics.partitions([topic])[topic], limit_of(topics, topic))
-
-
-def limit_of(topics: TopicAdmin, topic: str) -> int:
-    """Return the largest record batch that a topic accepts."""
-    return int(topics.settings(topic)[LIMIT])
-
-
 def write(frame: DataFrame, connection: Connection, markers: MarkersTopic) -> None:
-    """Write records (:data:`RECORDS`); return when they are durable, raise PipelineError if that is unknown."""
+    """Write records; return when they are durable, raise PipelineError if that is unknown."""
     limit = markers.limit_bytes
     options = connection.options() | {
         "kafka.acks": "all",
@@ -78,39 +59,11 @@ def write(frame: DataFrame, connection: Connection, markers: MarkersTopic) -> No
         ) from error
 
 
-def limit_arrow_batches(spark: SparkSession, largest_bytes: int) -> None:
-    """Limit the rows sent to Python workers at once to what fits into memory."""
-    rows = max(1, min(_ARROW_ROWS, _ARROW_BYTES // max(1, largest_bytes)))
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", str(rows))
-
-
 def check_limits(rate: float | None, limit: int | None, unit: str) -> None:
     if rate is not None and not 0 < rate <= MAX_RATE:
         raise PipelineError(f"--rate {rate:g}: expected {unit} a second, more than 0 and at most {MAX_RATE:,}")
     if limit is not None and limit < 1:
         raise PipelineError(f"--limit {limit}: expected a number of {unit}, 1 or more")
-
-
-def runs(
-    items: Iterable[Item],
-    partition_of: Callable[[Item], int],
-    size_of: Callable[[Item], int],
-    most: int,
-    most_bytes: int,
-) -> Iterator[list[Item]]:
-    """Divide items into runs of one partition that fit into one marker each, without buffering more than one."""
-    run: list[Item] = []
-    run_bytes = 0
-    for item in items:
-        item_bytes = size_of(item)
-        full = len(run) == most or run_bytes + item_bytes > most_bytes
-        if run and (full or partition_of(item) != partition_of(run[-1])):
-            yield run
-            run, run_bytes = [], 0
-        run.append(item)
-        run_bytes += item_bytes
-    if run:
-        yield run
 
 
 class StepPacer:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import dataclass
 from datetime import datetime
@@ -39,7 +39,6 @@ _MAX_LIMIT = 2**62
 _STOP_S = 5.0
 
 T = TypeVar("T")
-P = TypeVar("P")
 
 
 class Count(NamedTuple):
@@ -231,7 +230,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
 
         async def requests(log: DeadLetterLog, survey: Survey, holder: int) -> AsyncIterator[list[Delay]]:
             async for records in dead_letters_at(log, survey.spots(limits.limit)):
-                for piece in _pieces(records, limits.turn):
+                for piece in limits.pieces(records):
                     groups: dict[tuple[int, str], list[Stored]] = {}
                     for record in piece:
                         target = to or dead_letter_records.queue_of(record) or ""
@@ -264,7 +263,7 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
 
         async def requests(log: DeadLetterLog, survey: Survey, holder: int) -> AsyncIterator[list[Discard]]:
             groups = survey.groups
-            for piece in _pieces(list(survey.spots(limits.limit)), limits.turn):
+            for piece in limits.pieces(survey.spots(limits.limit)):
                 targets: dict[tuple[int, str], list[int]] = {}
                 for spot in piece:
                     targets.setdefault((spot.partition, groups[spot.group].queue), []).append(spot.offset)
@@ -295,8 +294,9 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
             async with self._reading() as notes:
                 notes.seek({partition: offsets.stop for partition, offsets in survey.ranges.items()})
                 requester = RedriveRequester(
-                    self._cluster, writer, topics.markers_partitions, notes, counts, holder, limits, self._limit_s
-                )
+                    self._cluster, writer, topics.markers_partitions, notes, counts, holder, limits, self._limit_s,
+                    self._limit_s,
+                )  # fmt: skip
                 async for batches in requests(log, survey, holder):
                     await requester.ask(batches)
                 await requester.finish()
@@ -350,11 +350,6 @@ class DeadLetters(CodecClient[Topics, V], Generic[V]):
         queue = dead_letter_records.queue_of(record)
         assert queue is not None, "a survey finds dead letters only"
         return DeadLetter(record, queue, self._settings.names.dead_letters, self._codec)
-
-
-def _pieces(items: Sequence[P], most: int) -> Iterator[Sequence[P]]:
-    for start in range(0, len(items), most):
-        yield items[start : start + most]
 
 
 def _limit(value: object) -> int | None:

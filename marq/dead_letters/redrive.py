@@ -7,8 +7,9 @@ trackers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from typing import Generic, NamedTuple, TypeVar
 
 from marq.backend.cluster import Cluster
@@ -26,6 +27,7 @@ MAX_UNANSWERED = 10_000
 _TURN_S = 0.05
 
 T = TypeVar("T")
+P = TypeVar("P")
 
 
 class RedriveLimits(NamedTuple):
@@ -40,6 +42,12 @@ class RedriveLimits(NamedTuple):
         """How many dead letters to request at once."""
         return TURN_LETTERS if self.rate is None else max(1, min(TURN_LETTERS, int(self.rate * _TURN_S)))
 
+    def pieces(self, items: Iterable[P]) -> Iterator[list[P]]:
+        """Divide dead letters into those of each turn."""
+        rest = iter(items)
+        while piece := [*islice(rest, self.turn)]:
+            yield piece
+
 
 class RedriveProgress(Generic[T]):
     """The progress of a call; ``make`` creates the result from chosen, requested, done and already settled."""
@@ -53,6 +61,8 @@ class RedriveProgress(Generic[T]):
         self._progress = progress
         self._asked = self._done = self._before = 0
         self._unanswered: set[tuple[int, int]] = set()
+        #: Whether no tracker has answered in time; all requests that were counted as asked are durable.
+        self.stalled = False
 
     @property
     def unanswered(self) -> int:
@@ -89,7 +99,10 @@ class RedriveProgress(Generic[T]):
 
 
 class RedriveRequester:
-    """Writes requests at a rate and reads notes meanwhile; it waits up to ``limit_s`` for the next note."""
+    """Writes requests at a rate and reads notes meanwhile.
+
+    It waits up to ``limit_s`` for each write, and up to ``wait_s`` for the next note.
+    """
 
     def __init__(
         self,
@@ -101,6 +114,7 @@ class RedriveRequester:
         holder: int,
         limits: RedriveLimits,
         limit_s: float,
+        wait_s: float,
     ) -> None:
         self._cluster = cluster
         self._writer = writer
@@ -110,13 +124,14 @@ class RedriveRequester:
         self._holder = holder
         self._rate = limits.rate
         self._limit_s = limit_s
+        self._wait_s = wait_s
         self._next_s = cluster.now_s()
 
     async def ask(self, batches: Sequence[Delay | Discard]) -> None:
         """Write requests at the rate; durable on return.
 
         Raises:
-            BrokerUnavailable: unknown whether they were written, or no tracker answers.
+            BrokerUnavailable: unknown whether they were written, or no tracker answers (``counts.stalled``).
         """
         letters = sum(len(batch.offsets) for batch in batches)
         await self._pace(letters)
@@ -142,16 +157,17 @@ class RedriveRequester:
         self._next_s = max(self._next_s, self._cluster.now_s()) + letters / self._rate
 
     async def _listen(self, unanswered: int) -> None:
-        until_s = self._cluster.now_s() + self._limit_s
+        until_s = self._cluster.now_s() + self._wait_s
         while (before := self._counts.unanswered) > unanswered:
             left_s = until_s - self._cluster.now_s()
             with suppress(TimeoutError):
                 await self._cluster.within(max(left_s, 0.001), self._read_notes())
             if self._counts.unanswered < before:
-                until_s = self._cluster.now_s() + self._limit_s
+                until_s = self._cluster.now_s() + self._wait_s
             elif self._cluster.now_s() >= until_s:
+                self._counts.stalled = True
                 raise BrokerUnavailable(
-                    f"no worker has answered the requests for {before} dead letters within {self._limit_s:g} s: is one"
+                    f"no worker has answered the requests for {before} dead letters within {self._wait_s:g} s: is one"
                     " running (marq worker)? A worker will execute them when it starts; if you repeat the call,"
                     " each dead letter is still settled once"
                 )

@@ -18,7 +18,7 @@ from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, ver
 from pipeline.errors import PipelineError
 from pipeline.ingest import digest_of_record
 from pipeline.lake import ROUNDS, Commit, Lake
-from pipeline.lifecycle_runs import NOTHING_REMOVED, TABLE, Run
+from pipeline.lifecycle_runs import TABLE, Run, last_run
 from pipeline.session import session
 from pipeline.spans import moment_ms, show_moment
 from pipeline.tables import CORRUPT
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     # Records that are in no table: retention removed them before they were ingested, or their topic cannot be read.
     result["gaps"] = [gap for gaps in round_["gaps"].values() for gap in gaps]
     result["unread_topics"] = round_["unread"]
-    result["removed"] = (lake.last_commit(TABLE) or {}).get("removed", NOTHING_REMOVED)
+    result["removed"] = last_run(lake)["removed"]
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
     lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
     if options.json:

@@ -17,6 +17,7 @@ import re
 import secrets
 import sys
 import time
+from itertools import accumulate
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -27,19 +28,10 @@ from marq.wire.names import check_queue_name
 from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, TopicAdmin
-from pipeline.load_rows import Fields, Sent
+from pipeline.load_rows import Fields
 from pipeline.load_stage import Stage, Stages
 from pipeline.session import session
-from pipeline.writing import (
-    HEADERS,
-    Progress,
-    StepPacer,
-    check_limits,
-    limit_arrow_batches,
-    limit_of,
-    markers_of,
-    write,
-)
+from pipeline.writing import HEADERS, MarkersTopic, Progress, StepPacer, check_limits, write
 
 #: Limits of one step.
 STEP_ROWS, STEP_BYTES = 100_000, 256 << 20
@@ -98,8 +90,9 @@ class Load:
         self._fields = fields
         self.stages = Stages(spark, options.data)
         topics = TopicAdmin(spark, connection)
-        self._markers = markers_of(topics, connection)
-        self._messages_limit_bytes = limit_of(topics, connection.names.messages)
+        markers = connection.names.markers
+        self._markers = MarkersTopic(markers, topics.partitions([markers])[markers], topics.limit_bytes(markers))
+        self._messages_limit_bytes = topics.limit_bytes(connection.names.messages)
         self._namespace = f"{topics.cluster_id()}/{connection.names.prefix}"
         self._arguments = {"format": options.format, "limit": options.limit} | fields._asdict()
         try:
@@ -127,11 +120,8 @@ class Load:
 
     def send(self, stage: Stage, position: int) -> None:
         """Write the rows from a position on; they are durable on return."""
-        limit_arrow_batches(self._spark, stage.largest_bytes)
         rows = self._spark.read.schema(_ROWS).parquet(self.stages.path(stage.name, "rows"))
         placed = load_rows.placed(rows, stage.source_partitions)
-        relative = self._fields.at is None
-        sent = Sent(stage.queue, stage.topic, stage.holder, stage.staged_at_ms, relative, self._markers)
         tasks = min(stage.source_partitions, 2 * self._spark.sparkContext.defaultParallelism)
         average = max(1, stage.bytes // max(1, stage.rows))
         pace = StepPacer(self._options.rate, max(1, min(STEP_ROWS, STEP_BYTES // average)))
@@ -141,7 +131,8 @@ class Load:
                 stop = min(start + pace.step, stage.rows)
                 pace.wait(stop - start)
                 step = placed.where((F.col("row") >= start) & (F.col("row") < stop))
-                write(load_rows.markers(step, sent, tasks), self._connection, self._markers)
+                markers = load_rows.markers(step, stage, self._markers, tasks)
+                write(markers, self._connection, self._markers)
                 # After the write: a position that is ahead would skip rows.
                 self.stages.advance(stage.name, stop)
                 progress.show(stop)
@@ -158,16 +149,13 @@ class Load:
         if self._options.limit is not None:
             rows = rows._replace(frame=rows.frame.limit(self._options.limit))
         checked = load_rows.checked(rows, self._fields, self._options.queue, self._messages_limit_bytes)
-        hidden = self.stages.hidden(name)
+        # Readers ignore this name.
+        hidden = f".{name}-{secrets.token_hex(16)}"
         try:
             stage = self._write_stage(name, hidden, checked)
-            if self._options.dry_run:
-                self.stages.remove(hidden)
-                return stage
-            return self.stages.publish(hidden, stage)
-        except BaseException:
+            return stage if self._options.dry_run else self.stages.publish(hidden, stage)
+        finally:
             self.stages.remove(hidden)
-            raise
 
     def _write_stage(self, name: str, hidden: str, checked: DataFrame) -> Stage:
         path = self.stages.path(hidden, "checked")
@@ -181,30 +169,24 @@ class Load:
         # The same plan counts and numbers, so that each partition has the same rows both times.
         good = done.where("reason IS NULL").drop("original", "reason")
         counts = dict(good.groupBy(F.spark_partition_id()).count().collect())
-        starts, total = [], 0
-        for partition in range(max(counts, default=-1) + 1):
-            starts.append(total)
-            total += counts.get(partition, 0)
-        load_rows.numbered(good, starts or [0]).write.parquet(self.stages.path(hidden, "rows"))
-        size, largest = self._verified(self.stages.path(hidden, "rows"), total)
+        ends = [*accumulate(counts.get(partition, 0) for partition in range(max(counts, default=-1) + 1))]
+        total = ends[-1] if ends else 0
+        load_rows.numbered(good, [0, *ends]).write.parquet(self.stages.path(hidden, "rows"))
+        size = self._verified(self.stages.path(hidden, "rows"), total)
         reasons = dict(bad.groupBy("reason").count().collect())
         self.stages.remove(hidden, "checked")
         return Stage(
             name, self._options.queue, self._namespace, self._arguments, self._identity, secrets.token_hex(16),
-            time.time_ns() // 1_000_000, self._markers.partitions, total, size, largest, reasons,
+            time.time_ns() // 1_000_000, self._markers.partitions, total, size, reasons,
         )  # fmt: skip
 
-    def _verified(self, path: str, total: int) -> tuple[int, int]:
-        """Return the bytes of all rows and of the largest; the rows must be numbered 0, 1, … without gaps."""
-        size, row = F.octet_length("value"), F.col("row")
-        sums = [F.coalesce(column, F.lit(0)) for column in (F.sum(row), F.sum(size), F.max(size))]
-        staged = self._spark.read.schema(_ROWS).parquet(path)
-        [(count, last, numbers, all_bytes, largest)] = staged.agg(
-            F.count("*"), F.coalesce(F.max(row), F.lit(-1)), *sums
-        ).collect()
-        if (count, last, numbers) != (total, total - 1, total * (total - 1) // 2):
+    def _verified(self, path: str, total: int) -> int:
+        """Return the bytes of all rows, which must be numbered 0, 1, … without gaps."""
+        sums = [F.max("row"), F.sum("row"), F.sum(F.octet_length("value"))]
+        [(count, last, numbers, size)] = self._spark.read.schema(_ROWS).parquet(path).agg(F.count("*"), *sums).collect()
+        if count != total or (total and (last, numbers) != (total - 1, total * (total - 1) // 2)):
             raise PipelineError(f"{path}: the rows were numbered incorrectly, and nothing was sent: run it again")
-        return all_bytes, largest
+        return size or 0
 
 
 def _fields(options: argparse.Namespace) -> Fields:

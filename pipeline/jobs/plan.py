@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.errors import PipelineError
 from pipeline.lake import Lake
-from pipeline.planning import QUANTITIES, Plan, plan, target_rates
+from pipeline.planning import QUANTITIES, Plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.session import session
 from pipeline.spans import duration_ms, show_bytes, show_ms, size_bytes
+from pipeline.tables import LIFECYCLE_TABLE
 
 #: The queue name in a plan without measurements.
 ANY_QUEUE = "(any)"
@@ -55,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         options.delayed,
         options.headroom,
     )
-    result = plan(known, target, guess=guess)
+    result = Plan(known, target, guess=guess)
     print(json.dumps(result.document(), ensure_ascii=False) if options.json else "\n".join(text_lines(result)))
     return 0
 
@@ -74,11 +75,12 @@ def _profiles(
     if guess and total is None and not by_queue:
         raise PipelineError("--size and --run describe the messages: set the load with --rate")
     base = [Profile(queue) for queue in by_queue or [ANY_QUEUE]] if guess else _measured(options.data)
-    return [profile.changed(size, run_ms, lease_ms, attempts) for profile in base], guess
+    changes = {"size_bytes": size, "run_ms": run_ms, "lease_ms": lease_ms, "deliveries": attempts}
+    return [profile.changed(**changes) for profile in base], guess
 
 
 def _measured(data: str) -> list[Profile]:
-    rows = profiles(Lake(session("plan"), data).read("lifecycle")).orderBy("queue").collect()
+    rows = profiles(Lake(session("plan"), data).read(LIFECYCLE_TABLE)).orderBy("queue").collect()
     if not rows:
         raise PipelineError(
             "the table lifecycle has no messages: run ingest and lifecycle after messages were sent, or give --rate,"

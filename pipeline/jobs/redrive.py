@@ -21,7 +21,7 @@ from typing import Any
 from marq.wire.names import check_queue_name
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection
-from pipeline.redriving import Letters, Redrive, Request, Result
+from pipeline.redriving import Redrive, Request, Result, survey
 from pipeline.session import session
 from pipeline.writing import check_limits
 
@@ -45,16 +45,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     request = _request(options)
     connection = Connection.read()
-    topic = Letters(session("redrive"), connection)
-    survey = topic.survey(request)
-    preview = survey.preview()
+    chosen = survey(session("redrive"), connection, request)
+    preview = chosen.preview()
     _show(preview, request, sys.stderr if options.json else sys.stdout)
-    result = Result(len(survey))
+    result = Result(len(chosen))
     interrupted = False
-    if len(survey) and not options.dry_run:
+    if len(chosen) and not options.dry_run:
         if not options.yes:
-            _confirm(request, len(survey))
-        redrive = Redrive(topic, survey, request)
+            _confirm(request, len(chosen))
+        redrive = Redrive(connection, chosen, request)
         try:
             result = redrive.run()
         except KeyboardInterrupt:

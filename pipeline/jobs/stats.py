@@ -24,7 +24,7 @@ from pipeline.lake import Lake
 from pipeline.session import session
 from pipeline.spans import SECOND_MS, aligned, duration_ms, moment_ms, show_moment, show_ms
 from pipeline.statistics import message_keys, statistics
-from pipeline.tables import MESSAGES, PAYLOAD
+from pipeline.tables import LIFECYCLE_TABLE, MESSAGES, PAYLOAD
 from pipeline.windows import Windows, chosen_windows
 
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     except ConfigError as error:
         raise PipelineError(f"--key: {error}") from error
     lake = Lake(session("stats"), options.data)
-    lifecycle = chosen(lake.read("lifecycle"), options.queue)
+    lifecycle = chosen(lake.read(LIFECYCLE_TABLE), options.queue)
     windows = chosen_windows(lifecycle, begin, end, length)
     found = statistics(lifecycle, windows, known_keys(lake, options.key))
     lake.write("stats", found.coalesce(1).orderBy("queue", "scope", "starts_at", "key"))

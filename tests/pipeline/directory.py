@@ -92,6 +92,7 @@ class Directory:
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),
             "without_dead_letters": sorted(self.without_dead_letters),
+            "with_order": [],
             "without_order": sorted(self.without_order),
             "deduplication_windows": {"*": 300_000},
             "shortest_deduplication_windows": {"*": 300_000},

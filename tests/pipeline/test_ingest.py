@@ -364,8 +364,8 @@ def test_unsuitable_topics_and_directories_are_refused_in_one_sentence(
     for changed, sentence in (
         ({"prefix": "another"}, "has the data of 'another' on cluster .*, not of"),
         ({"cluster": "elsewhere"}, "on cluster elsewhere, not of"),
-        ({"format": 4}, "has format 4, and this pipeline supports up to 3: use a newer one"),
-        ({"format": 2}, "has format 2, and this pipeline needs format 3: start over with an empty data directory"),
+        ({"format": 4}, "has format 4, and this pipeline needs format 3: use a pipeline of its format"),
+        ({"format": 2}, "has format 2, and this pipeline needs format 3: use a pipeline of its format, or start over"),
         ({"cluster": None}, "about.json was not written by ingest"),
     ):
         about.write_text(json.dumps({**json.loads(written), **changed}))

@@ -109,9 +109,9 @@ async def test_a_killed_redrive_and_two_concurrent_ones_send_each_dead_letter_on
         assert len(await yard.delivered("k")) < 1_500
 
         request = redriving.Request("k", "k", wait_s=LIMIT_SECONDS)
-        letters_now = redriving.Letters(spark, Connection.read())
-        surveys = [letters_now.survey(request) for _ in range(2)]
-        both = [redriving.Redrive(letters_now, survey, request) for survey in surveys]
+        connection = Connection.read()
+        surveys = [redriving.survey(spark, connection, request) for _ in range(2)]
+        both = [redriving.Redrive(connection, survey, request) for survey in surveys]
         one, two = await asyncio.gather(*[asyncio.to_thread(job.run) for job in both])
 
         assert len(surveys[0]) == len(surveys[1]) == one.chosen == two.chosen > 0

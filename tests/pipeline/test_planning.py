@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipeline.errors import PipelineError
 from pipeline.jobs.plan import rates, text_lines
 from pipeline.lake import Lake
-from pipeline.planning import CONSTANTS, MIB, QUANTITIES, plan, target_rates
+from pipeline.planning import CONSTANTS, MIB, QUANTITIES, Plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
 from pipeline.spans import DAY_MS
 from tests.pipeline.conftest import Command
@@ -30,7 +30,7 @@ def bench(name: str) -> dict[str, Any]:
 
 
 def test_a_plan_follows_the_model() -> None:
-    found = plan([EMAILS, REPORTS], Target({"emails": 1000, "reports": 10}, retention_ms=DAY_MS, replication=2))
+    found = Plan([EMAILS, REPORTS], Target({"emails": 1000, "reports": 10}, retention_ms=DAY_MS, replication=2))
 
     assert (found.values["rate"], found.values["deliveries"], found.values["due"]) == (1010, 1020, 10)
     assert found.values["markers"] == 2 * 1020 + 10
@@ -43,7 +43,7 @@ def test_a_plan_follows_the_model() -> None:
 
 
 def test_more_load_never_needs_less() -> None:
-    found = [plan([EMAILS], Target({"emails": rate}, delayed=rate * 100)) for rate in (10, 1_000, 100_000, 1_000_000)]
+    found = [Plan([EMAILS], Target({"emails": rate}, delayed=rate * 100)) for rate in (10, 1_000, 100_000, 1_000_000)]
 
     for key in QUANTITIES.keys() - {"worker_memory", "restart", "takeover"}:
         values = [row.values[key] for row in found]
@@ -71,7 +71,7 @@ def test_a_plan_for_the_measured_million_of_delayed_messages_is_what_was_measure
     for name, rows in (("delays-2026-11-21T214929.json", 1e6), ("delays-2026-11-21T223020.json", 1e7)):
         measured = bench(name)
 
-        found = plan([EMAILS], Target({"emails": 1}, delayed=rows))
+        found = Plan([EMAILS], Target({"emails": 1}, delayed=rows))
 
         assert found.values["worker_memory"] / MIB == pytest.approx(measured["pending_peak_mib"][0], rel=0.02)
         assert found.values["restart"] == pytest.approx(measured["restart_seconds"][0], rel=0.02)
@@ -85,7 +85,7 @@ def test_a_plan_for_the_measured_open_leases_is_within_a_factor_of_two_and_a_hal
     measured = bench("recovery-2026-11-21T185432.json")
     held = replace(EMAILS, run_ms=1e6, hold_ms=1e6, rows_share=1.0)
 
-    found = plan([held], Target({"emails": 1000}))
+    found = Plan([held], Target({"emails": 1000}))
 
     assert found.values["open"] == 1e6
     assert 1 / 2.5 < found.values["worker_memory"] / MIB / measured["opened_peak_mib"][0] < 2.5
@@ -96,12 +96,12 @@ def test_a_plan_for_the_measured_open_leases_is_within_a_factor_of_two_and_a_hal
 def test_a_plan_for_the_measured_throughput_is_within_a_factor_of_two() -> None:
     measured = bench("2026-11-21T123923.json")["marq"]
 
-    found = plan([replace(EMAILS, run_ms=0)], Target({"emails": measured["rate"]}, headroom=1))
+    found = Plan([replace(EMAILS, run_ms=0)], Target({"emails": measured["rate"]}, headroom=1))
 
     cores = measured["tracker_cpu_seconds"] / (400_000 / measured["rate"])
     assert 1 / 2 < found.values["tracker_cores"] / cores < 2
     assert found.values["consumers"] == 2  # a process did this rate alone, and not a message a second more
-    assert plan([EMAILS], Target({"emails": measured["rate"] / 2}, headroom=1)).values["consumers"] == 1
+    assert Plan([EMAILS], Target({"emails": measured["rate"] / 2}, headroom=1)).values["consumers"] == 1
 
 
 def test_each_constant_names_an_existing_source_and_a_command() -> None:
@@ -116,7 +116,7 @@ def test_each_constant_names_an_existing_source_and_a_command() -> None:
 def test_loads_beyond_the_measurements_are_warned_about() -> None:
     slow = replace(EMAILS, run_p99_ms=60_000)
 
-    found = plan([slow], Target({"emails": 1}, delayed=50_000_000))
+    found = Plan([slow], Target({"emails": 1}, delayed=50_000_000))
 
     assert len(found.warnings) == 3
     assert "lease is 30s" in found.warnings[0]
@@ -151,7 +151,7 @@ def test_a_total_rate_with_that_of_a_queue_is_refused() -> None:
 
 
 def test_a_plan_reads_as_text_with_each_quantity() -> None:
-    result = plan([EMAILS], Target({"emails": 5000}), guess=True)
+    result = Plan([EMAILS], Target({"emails": 5000}), guess=True)
 
     text = "\n".join(text_lines(result))
 
