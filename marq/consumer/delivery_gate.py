@@ -49,7 +49,7 @@ class DeliveryGate:
         self._paused: frozenset[str] = frozenset()
         self._unpaused: Sequence[str] = queues
         for queue in queues:
-            self._make(queue, settings.queue(queue))
+            self._breaker(queue, settings.queue(queue))
 
     def stop(self) -> None:
         for pause in self._pauses:
@@ -66,6 +66,8 @@ class DeliveryGate:
         self._unpaused = [queue for queue in queues if queue not in self._paused]
         for queue in self._paused - before:
             put_back(self._prefetch.take_of(queue))
+        for queue in queues:
+            self._breaker(queue, self._settings(queue))
         self._changed.set()
 
     def apply_purges(self, queues: Sequence[str]) -> list[str]:
@@ -120,7 +122,8 @@ class DeliveryGate:
             late = [has_expired(each._record.timestamp, each._record.headers, rules, now_ms) for each in messages]
             put_back(compress(messages, late))
             messages = list(compress(messages, map(not_, late)))
-        breaker = batch.breaker
+        # Messages with keys may have waited since their breaker was changed or removed.
+        breaker = batch.breaker = self._breaker(batch.queue, self._settings(batch.queue))
         if breaker is None:
             return messages
         count = breaker.admit(messages)
@@ -130,7 +133,7 @@ class DeliveryGate:
 
     def restricts(self, batch: LeasedBatch) -> bool:
         """Whether some messages of a batch may not be delivered now."""
-        if batch.breaker is not None or batch.queue in self._paused:
+        if batch.queue in self.breakers or batch.queue in self._paused:
             return True
         if expired(batch.records, self._settings(batch.queue), self._broker_ms()):
             return True
@@ -169,12 +172,9 @@ class DeliveryGate:
         if (None if known is None else known.settings) == settings.breaker:
             return known
         self.breakers.pop(queue, None)
-        self._make(queue, settings)
-        return self.breakers.get(queue)
-
-    def _make(self, queue: str, settings: QueueSettings) -> None:
         if settings.breaker is not None:
             self.breakers[queue] = QueueBreaker(queue, settings.breaker, self._clock, self._opened)
+        return self.breakers.get(queue)
 
     def _opened(self, queue: str) -> None:
         """Release prefetched messages, and resume reading after the breaker's pause."""

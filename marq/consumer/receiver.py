@@ -244,6 +244,10 @@ class Receiver:
 
     # --- assignment ---------------------------------------------------------------------------------------------------
 
+    def served(self) -> Iterable[str]:
+        """Return the queues that are served now."""
+        return self._serving.queues
+
     async def serve(self, serving: Serving, begin: Callable[[Serving], None]) -> None:
         """Serve other queues; messages in flight of the former ones are finished as before.
 
@@ -559,7 +563,8 @@ class Receiver:
                 others.append(message)
         prefetch.add(batch.queue, others, len(others), len(offsets))
         prefetch.add_suspects(suspects)
-        self.writer.wake()
+        if suspects:
+            self.writer.wake()
 
     # --- 5. settle ----------------------------------------------------------------------------------------------------
 

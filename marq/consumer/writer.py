@@ -40,6 +40,9 @@ SUMMARY_S = 5.0
 class Listener(Protocol):
     """What the rest of a consumer learns from its writer."""
 
+    def served(self) -> Iterable[str]:
+        """Return the queues that are served now."""
+
     def left(self, queue: str, count: int) -> None:
         """Note that messages are no longer in flight."""
 
@@ -63,6 +66,9 @@ class Unheard:
     """The listener of a writer that holds no messages; ``error`` is why it can no longer write."""
 
     error: BaseException | None = None
+
+    def served(self) -> Iterable[str]:
+        return ()
 
     def left(self, queue: str, count: int) -> None: ...
 
@@ -322,7 +328,7 @@ class OutcomeWriter:
     # --- leases -------------------------------------------------------------------------------------------------------
 
     def _interval_s(self) -> float:
-        return self.held.shortest_lease_ms / 3000
+        return self.held.shortest_lease_ms(self._listener.served()) / 3000
 
     async def _renew_all(self) -> None:
         renewed = await self.renew()

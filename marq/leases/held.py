@@ -386,11 +386,10 @@ class Held:
 
     # --- leases -------------------------------------------------------------------------------------------------------
 
-    @property
-    def shortest_lease_ms(self) -> int:
-        """The shortest lease of messages in flight, at most the default."""
+    def shortest_lease_ms(self, queues: Iterable[str]) -> int:
+        """Return the shortest lease of these queues, and of those with messages in flight."""
         held = {self._full_ms(batch) for batch in self._batches if batch.open and not batch.ends}
-        return min([self._settings.default_lease_ms, *held])
+        return min([self._settings.shortest_lease_ms(queues), *held])
 
     def _full_ms(self, batch: LeasedBatch) -> int:
         return batch.fixed_ms or self._settings.lease_of(batch.queue)

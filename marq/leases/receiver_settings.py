@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from marq.client.codecs import Codec, CodecsByType
@@ -60,3 +60,9 @@ class ReceiverSettings:
                 f" max_lease={plain_seconds(max_lease_ms)}, but each message is leased for at least that long: pass a"
                 " shorter lease to the consumer or a longer max_lease, or change these settings of the queue"
             )
+
+    def shortest_lease_ms(self, queues: Iterable[str]) -> int:
+        """Return the shortest lease of some queues, and never more than the default."""
+        if self.lease_ms is not None:
+            return self.lease_ms
+        return min([_DEFAULT.lease_ms, *[self.queue(queue).lease_ms for queue in queues]])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import marq
 from tests.conformance.backend import Backend, Stored
 from tests.conformance.receiving import take_one
@@ -133,3 +135,26 @@ async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_ope
 
     await backend.statistics(good, acked=10)
     assert not await dead(backend, bad)
+
+
+async def test_messages_that_wait_for_their_turns_go_on_when_an_open_breaker_is_removed(backend: Backend) -> None:
+    queue, up, done = backend.new_name(), False, set()
+    breaker = {"failure_rate": 0.5, "window": 2, "reset_timeout": 3_000}
+    settings = {"limits": {"concurrency": 3}, "partitions": 1, "max_attempts": 9, "backoff": [600]}
+    await backend.queues.change(queue, **settings, breaker=breaker)
+
+    async def handle(message: marq.Message) -> None:
+        # Meanwhile, the others wait for their turns.
+        await asyncio.sleep(0.05)
+        if not up:
+            raise ConnectionError("the downstream is away")
+        done.add(message.value)
+
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=10)):
+        await backend.producer.send_many(queue, [b"%d" % number for number in range(40)])
+        await backend.until(lambda: consumer.breakers[queue] == "open")
+        await backend.advance(1)
+        up = True
+        await backend.define(queue, breaker=False)
+        await backend.until(lambda: len(done) > 0)

@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import serving
-from marq.wire.errors import LeaseLost
+from marq.wire.errors import BrokerUnavailable, LeaseLost
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Renew, Source
-from tests.unit.client.fakes import P0, P1, FakeRecord, spin
+from tests.unit.client.fakes import P0, P1, FakeRecord, HangingEach, spin
 
 
 async def holding(make_rig, **changes):
@@ -256,3 +258,31 @@ async def test_failed_renewals_are_logged_every_30_s(make_rig, caplog) -> None:
 
     levels = [each.levelname for each in caplog.records if "leases not renewed" in each.getMessage()]
     assert levels == ["WARNING", "DEBUG", "DEBUG", "WARNING"]
+
+
+async def test_a_renewal_that_hangs_holds_up_no_queue_with_shorter_leases(make_rig) -> None:
+    rig, handler, hung = make_rig(["a", "b"], leases_ms={"a": 30_000, "b": 2_000}), HangingEach(), False
+    write = rig.settler.write
+
+    async def slow_write(records: Sequence[MarkerRecord], limit_s: float) -> None:
+        nonlocal hung
+        markers = [decode(record.value) for record in records]
+        if not hung and any(isinstance(marker, Renew) and not marker.started for marker in markers):
+            hung = True
+            await rig.clock.sleep(limit_s)
+            raise BrokerUnavailable("no answer")
+        await write(records, limit_s)
+
+    rig.settler.write = slow_write
+    rig.work(handler, 1, "a")
+    rig.work(handler, 1, "b")
+    rig.reader.add(P0, FakeRecord(0, key=b"a"))
+    while not hung:
+        await spin(20)
+        await rig.clock.advance(0.1)
+    rig.reader.add(P0, FakeRecord(1, key=b"b"))
+    for _ in range(60):
+        await spin(20)
+        await rig.clock.advance(0.1)
+
+    assert handler.running == [0, 1]
