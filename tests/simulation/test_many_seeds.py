@@ -26,7 +26,7 @@ def test_the_simulation_is_not_vacuous(summary: seeds.Summary) -> None:
 
     assert summary.events > 1_000 * SEEDS
     assert stats["handed_out"] > 10 * SEEDS
-    assert summary.duplicates > SEEDS
+    assert summary.duplicates > SEEDS // 2
     often = (
         "redelivered released rebalances commits_refused acquire_not_certain clock_step served_anew start_transactions"
         " delayed delivered questions asked_too_late moved cancelled"
