@@ -35,7 +35,7 @@ from tests.simulation.mutants_of_shells import SHELL_MUTANTS
 from tests.simulation.mutants_of_subscriptions import SUBSCRIPTION_MUTANTS
 
 #: Number of seeds after which a mutant counts as a survivor.
-SEEDS = 1_000
+SEEDS = 2_000
 #: Packages that may have imported a mutated module; reloaded for each mutant.
 _RELOADED = ("marq", "lab.proof", "tests.simulation.")
 

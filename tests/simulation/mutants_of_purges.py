@@ -21,7 +21,7 @@ PURGE_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         PURGING, "a purge ends messages in flight, although it does not say so", _BOOK,
-        "book-differs table-differs cancelled no-copy",
+        "book-differs table-differs cancelled no-copy early",
         ("Marker.PURGE_IN_FLIGHT if batch.in_flight else Marker.PURGE]", "Marker.PURGE_IN_FLIGHT]"),
     ),
     mutant(
