@@ -11,7 +11,6 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
 from marq.client.background import failure_of, until_set
@@ -176,8 +175,8 @@ class ConsumerSession:
 
     async def _done_or_failed(self, pools: Sequence[HandlerPool]) -> None:
         """Return when all pools have ended, or when receiving has stopped for good: a handler may never return."""
-        done: asyncio.Future[Any] = asyncio.gather(*[pool.done() for pool in pools])
-        failed: asyncio.Future[Any] = asyncio.create_task(self.receiver.failed.wait())
+        done = asyncio.create_task(_done(pools))
+        failed = asyncio.create_task(self.receiver.failed.wait())
         try:
             await asyncio.wait([done, failed], return_when=asyncio.FIRST_COMPLETED)
             if done.done():
@@ -229,6 +228,11 @@ class ConsumerSession:
 
     async def disconnect(self) -> None:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
+
+
+async def _done(pools: Sequence[HandlerPool]) -> None:
+    # A task of its own: a gathering that is cancelled and not awaited would log a traceback.
+    await asyncio.gather(*[pool.done() for pool in pools])
 
 
 # --- a member of a group ----------------------------------------------------------------------------------------------
