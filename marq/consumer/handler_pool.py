@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Reject, Retry
@@ -46,13 +46,16 @@ MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
 DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
+#: Argument of a handler: a message, or a list of them.
+Work = TypeVar("Work")
+
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
-class HandlerPool(ABC):
+class HandlerPool(ABC, Generic[Work]):
     """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
     ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
@@ -62,7 +65,7 @@ class HandlerPool(ABC):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Any], Any] | TypedHandlers,
+        handler: Callable[[Work], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
         room: int,
@@ -75,7 +78,7 @@ class HandlerPool(ABC):
         self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._function = handler
+        self._function: Callable[[Work], Any] | TypedHandlers = handler
         call: Callable[[Any], Awaitable[Any]]
         if isinstance(handler, TypedHandlers):
             call = handler.calls(self._threaded)
@@ -83,8 +86,8 @@ class HandlerPool(ABC):
             call = handler if is_coroutine_function(handler) else self._threaded(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
-        #: The messages of each task's current call; None between calls.
-        self._current: list[Sequence[Message] | None] = [None] * concurrency
+        #: The argument of each task's current call; None between calls.
+        self._current: list[Work | None] = [None] * concurrency
         #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
         self._interrupted: dict[int, HandlerCall] = {}
         #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
@@ -102,12 +105,16 @@ class HandlerPool(ABC):
     async def _work(self, index: int) -> None:
         """Take work from the buffer and call the handler until the pool stops."""
 
-    def _threaded(self, handler: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+    @abstractmethod
+    def _messages(self, work: Work) -> Sequence[Message]:
+        """Return the messages of one call."""
+
+    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
         threads = self._threads
 
-        def run_handler(work: Any) -> Any:
+        def run_handler(work: Work) -> Any:
             try:
                 return handler(work)
             except (StopIteration, GeneratorExit) as error:
@@ -115,7 +122,7 @@ class HandlerPool(ABC):
                 # would close its coroutine, and the consumer would fail.
                 raise RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}") from error
 
-        async def call(work: Any) -> Any:
+        async def call(work: Work) -> Any:
             # Context variables of middleware, such as a span, are visible in the thread.
             run = contextvars.copy_context().run
             result = await asyncio.get_running_loop().run_in_executor(threads, run, run_handler, work)
@@ -166,12 +173,12 @@ class HandlerPool(ABC):
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)
-        return [task for task, messages in pairs if messages is not None and not task.done()]
+        return [task for task, work in pairs if work is not None and not task.done()]
 
     @property
     def running(self) -> list[Message]:
         """The messages that handlers have now."""
-        return [message for messages in self._current if messages is not None for message in messages]
+        return [message for work in self._current if work is not None for message in self._messages(work)]
 
     @property
     def idle(self) -> int:
@@ -191,16 +198,17 @@ class HandlerPool(ABC):
         now_s, pairs = self._writer.now_s(), zip(self._current, self._begun_s, strict=True)
         return [
             (message, max(0.0, now_s - begun_s))
-            for messages, begun_s in pairs
-            if messages is not None
-            for message in messages
+            for work, begun_s in pairs
+            if work is not None
+            for message in self._messages(work)
         ]
 
     def cancel(self, message_id: str, *, counted: bool) -> None:
         """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
-        for index, messages in enumerate(self._current):
-            if messages is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
+        for index, work in enumerate(self._current):
+            if work is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
                 continue
+            messages = self._messages(work)
             if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
@@ -258,8 +266,9 @@ class HandlerPool(ABC):
 
     def _abandon(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Release the messages of handlers that ignore their cancellation."""
-        for task, messages in zip(self.tasks, self._current, strict=True):
-            if task in tasks and messages is not None:
+        for task, work in zip(self.tasks, self._current, strict=True):
+            if task in tasks and work is not None:
+                messages = self._messages(work)
                 log.warning("handler continues although it was cancelled: %s", _describe(messages))
                 handler_failures.interrupt(messages)
 
@@ -268,10 +277,11 @@ class HandlerPool(ABC):
     def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Cancel the handlers of messages whose lease has ended."""
         lost = set(offsets) - batch.decided
-        for index, messages in enumerate(self._current):
-            members = [each for each in messages or () if each._batch is batch and each.offset in lost]
-            if messages is not None and members:
-                self._interrupt(index, messages, members)
+        for index, work in enumerate(self._current):
+            if work is not None:
+                messages = [message for message in self._messages(work) if message._batch is batch]
+                if members := [message for message in messages if message.offset in lost]:
+                    self._interrupt(index, self._messages(work), members)
 
     def _interrupt(self, index: int, messages: Sequence[Message], lost: Sequence[Message]) -> None:
         """Count a call as failed, and cancel it unless it runs in a thread."""
@@ -291,8 +301,8 @@ class HandlerPool(ABC):
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
-        call, messages = self._interrupted.pop(index, None), self._current[index]
-        if call is not None and messages is not None and not in_thread(self._function, messages[0]):
+        call, work = self._interrupted.pop(index, None), self._current[index]
+        if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
             self.tasks[index].uncancel()
         return call if self._cancels.pop(index, None) is None else None
 
@@ -353,7 +363,7 @@ class HandlerPool(ABC):
             return False
 
 
-class HandlerTasks(HandlerPool):
+class HandlerTasks(HandlerPool[Message]):
     """``concurrency`` tasks of a handler that takes one message."""
 
     def __init__(
@@ -369,6 +379,9 @@ class HandlerTasks(HandlerPool):
         super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, codecs, chain)
         #: The task that began last.
         self._latest = -1
+
+    def _messages(self, work: Message) -> Sequence[Message]:
+        return [work]
 
     def _occupied(self) -> int:
         return self._concurrency - self._current.count(None)
@@ -405,11 +418,11 @@ class HandlerTasks(HandlerPool):
                 if codecs is not None:
                     batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
-                current[index] = messages = [message]
+                current[index] = message
                 try:
                     await handler(message)
                 except BaseException as error:
-                    self._failed(index, messages, error)
+                    self._failed(index, [message], error)
                 else:
                     if interrupted:
                         self._resumed(index)
@@ -424,7 +437,7 @@ class HandlerTasks(HandlerPool):
                 await asyncio.sleep(0)
 
 
-class BatchHandlerTasks(HandlerPool):
+class BatchHandlerTasks(HandlerPool[list[Message]]):
     """``concurrency`` tasks of a handler that takes up to ``max_messages``; at most ``most`` are prefetched.
 
     A batch contains the messages that are available. The next one is prefetched while the handler works, so batches are
@@ -444,8 +457,11 @@ class BatchHandlerTasks(HandlerPool):
         super().__init__(buffer, receiver, handler, concurrency, min(2 * room, most), min(room, most))
         self._max_messages = max_messages
 
+    def _messages(self, work: list[Message]) -> Sequence[Message]:
+        return work
+
     def _occupied(self) -> int:
-        return sum([len(messages) for messages in self._current if messages is not None])
+        return sum([len(work) for work in self._current if work is not None])
 
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer

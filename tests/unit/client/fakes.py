@@ -229,7 +229,7 @@ class HangingEach:
                 await self._begun.wait()
 
 
-AnyPool = TypeVar("AnyPool", bound=HandlerPool)
+AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
 
 
 @dataclass
