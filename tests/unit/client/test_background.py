@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 
@@ -149,3 +150,16 @@ async def test_a_handler_may_finish_after_an_error_of_the_receiver() -> None:
             with pytest.raises(MarqError, match="no permission"):
                 await running
     assert hanging.finished
+
+
+async def test_a_call_of_run_that_is_cancelled_logs_no_error(caplog: pytest.LogCaptureFixture) -> None:
+    async with Broker() as broker, broker.consumer("q") as consumer:
+        running = asyncio.create_task(consumer.run(lambda message: None))
+        await broker.advance(1)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        del running
+        gc.collect()
+        await asyncio.sleep(0)
+
+    assert [record for record in caplog.records if record.name == "asyncio"] == []
