@@ -23,7 +23,7 @@ Begins = dict[str, dict[str, int]]
 def named(names: Names) -> Column:
     """Return the topic of a marker, with each incarnation named as in the tables."""
     plain = {incarnation(topic, id_): name for topic, known in names.items() for id_, name in known.items()}
-    return renamed({named: name for named, name in plain.items() if named != name})
+    return renamed({full: name for full, name in plain.items() if full != name})
 
 
 def renamed(names: Mapping[str, str]) -> Column:

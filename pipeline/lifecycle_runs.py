@@ -75,10 +75,12 @@ _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
 _DATE = StructField("date", DateType())
 #: The rows of a run, as staged.
 _STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
-#: What tables are computed from. Raise the number if the computation of parts or columns changes, but not their names.
+#: Raise it if the computation of parts or columns changes, but not their names.
+RULES = 3
+#: The part of a commit that says what its table was computed from.
 BASIS = {
     "schema": StructType([*LIFECYCLE.fields, _DATE]).jsonValue(),
-    "basis": {"parts": PARTS.jsonValue(), "rules": 3},
+    "basis": {"parts": PARTS.jsonValue(), "rules": RULES},
 }
 #: Columns that identify a message.
 _MESSAGE = ("id", "queue")

@@ -48,7 +48,7 @@ from marq.wire.live_windows import (
 from pipeline.cut import Cut
 from pipeline.lake import Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, lifecycle
-from pipeline.lifecycle_runs import BASIS, NOTHING, Run, parts_of
+from pipeline.lifecycle_runs import NOTHING, RULES, Run, parts_of
 from pipeline.record_parts import KEY, PARTS, PLACE, added_up
 from pipeline.spans import DAY_MS, MINUTE_MS, SECOND_MS
 from pipeline.statistics import EVENTS, MEASURED, UNKNOWN_QUEUE, events, summary
@@ -68,7 +68,7 @@ MAX_MERGED_EVENTS = 2_000_000
 #: other way, a dead letter (which may be redriven), and an open message.
 _PLAIN_MS, _ENDED_MS, _DEAD_MS, _OPEN_MS = MINUTE_MS, 10 * MINUTE_MS, KEEP_S * SECOND_MS, 30 * DAY_MS
 #: Tables with another basis are computed again. It changes with the columns and rules, of the lifecycle, too.
-_BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": BASIS["basis"]["rules"], "rules": 1}
+_BASIS = {"schema": _SCHEMA.jsonValue(), "lifecycle": RULES, "rules": 1}
 #: Before the first run. ``state`` and ``events`` have directories: place, rows and, of events, the newest minute.
 _FIRST: Commit = NOTHING | {"state": [], "events": [], "totals": {}, "kept": [], "begin_s": None, "day": 0}
 

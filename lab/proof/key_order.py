@@ -272,6 +272,7 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     for fact in trail.facts:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
+        # Where the log ended by its time may be too late, and would excuse the delivery.
         earlier = [one for one in trail.deliveries if one.log_end is None or one.log_end <= ended_at]
         most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:

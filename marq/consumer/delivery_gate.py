@@ -17,7 +17,6 @@ from marq.leases.held import LeasedBatch
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.leases.settlement import put_back
-from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 
 
@@ -48,8 +47,7 @@ class DeliveryGate:
         self._pauses: set[asyncio.Task[None]] = set()
         self._paused: frozenset[str] = frozenset()
         self._unpaused: Sequence[str] = queues
-        for queue in queues:
-            self._breaker(queue, settings.queue(queue))
+        self._apply_breakers(queues)
 
     def stop(self) -> None:
         for pause in self._pauses:
@@ -66,8 +64,7 @@ class DeliveryGate:
         self._unpaused = [queue for queue in queues if queue not in self._paused]
         for queue in self._paused - before:
             put_back(self._prefetch.take_of(queue))
-        for queue in queues:
-            self._breaker(queue, self._settings(queue))
+        self._apply_breakers(queues)
         self._changed.set()
 
     def apply_purges(self, queues: Sequence[str]) -> list[str]:
@@ -105,7 +102,7 @@ class DeliveryGate:
             if known is None or known.errors is not settings.errors:
                 known = self._failures[batch.queue] = Failures(settings.errors)
             batch.errors = known
-        batch.breaker = self._breaker(batch.queue, settings)
+        batch.breaker = self.breakers.get(batch.queue)
 
     def admitted(self, batch: LeasedBatch, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages that may be delivered now; release the others."""
@@ -123,7 +120,7 @@ class DeliveryGate:
             put_back(compress(messages, late))
             messages = list(compress(messages, map(not_, late)))
         # Messages with keys may have waited since their breaker was changed or removed.
-        breaker = batch.breaker = self._breaker(batch.queue, self._settings(batch.queue))
+        breaker = batch.breaker = self.breakers.get(batch.queue)
         if breaker is None:
             return messages
         count = breaker.admit(messages)
@@ -164,17 +161,17 @@ class DeliveryGate:
             breaker.finished()
 
     def _room(self, queue: str, wanted: int) -> int:
-        breaker = self._breaker(queue, self._settings(queue))
+        breaker = self.breakers.get(queue)
         return wanted if breaker is None else breaker.room(wanted)
 
-    def _breaker(self, queue: str, settings: QueueSettings) -> QueueBreaker | None:
-        known = self.breakers.get(queue)
-        if (None if known is None else known.settings) == settings.breaker:
-            return known
-        self.breakers.pop(queue, None)
-        if settings.breaker is not None:
-            self.breakers[queue] = QueueBreaker(queue, settings.breaker, self._clock, self._opened)
-        return self.breakers.get(queue)
+    def _apply_breakers(self, queues: Sequence[str]) -> None:
+        """Make the breakers that the queues' settings want; one whose settings have not changed stays as it is."""
+        for queue in queues:
+            known, wanted = self.breakers.get(queue), self._settings(queue).breaker
+            if (None if known is None else known.settings) != wanted:
+                self.breakers.pop(queue, None)
+                if wanted is not None:
+                    self.breakers[queue] = QueueBreaker(queue, wanted, self._clock, self._opened)
 
     def _opened(self, queue: str) -> None:
         """Release prefetched messages, and resume reading after the breaker's pause."""

@@ -83,7 +83,7 @@ class DeliveryRun(NamedTuple):
 
 
 class TrackerQuestion(NamedTuple):
-    """Which of these messages are open in a source? Without ``keys``: of all messages from the first of these on?
+    """Which of these messages are open in a source? Without ``keys``: which messages from the first offset on?
 
     ``own_topic``: senders choose the keys.
     """
@@ -91,8 +91,8 @@ class TrackerQuestion(NamedTuple):
     queue: str
     source: Source
     offsets: Sequence[int]
-    own_topic: bool
     keys: KeyQueues | None = None
+    own_topic: bool = False
 
     def markers(self, new_holder: Callable[[], int]) -> Iterator[Resume]:
         """Yield the question for its tracker, in parts that fit into a record; their holders identify the answers."""
@@ -275,7 +275,7 @@ class Ordering:
         #: The turns in queues with limits, fairness or a priority.
         self.turns: dict[str, Turns[KeyQueues]] = {}
         self.priorities: Priorities[KeyQueues] = Priorities()
-        #: Whether keys of one of them get turns only when handlers and calls want messages.
+        #: True if turns in one of these queues depend on how many messages handlers and calls want.
         self.sparing = False
         #: When the present partitions were assigned.
         self.assigned_s = 0.0
@@ -314,7 +314,7 @@ class Ordering:
         kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
         again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
         asks = [
-            TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys.own_topic, keys)
+            TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys)
             for keys, retries in _grouped(self._ask).items()
         ]
         self._again, self._ask = kept, []
@@ -414,7 +414,7 @@ class Ordering:
             if missing and source not in self._resuming:
                 begin, own_topic = records[source].offsets[0], serving.is_own(source.topic)
                 self._resuming[source] = len(missing)
-                self._resume += [TrackerQuestion(queue, source, [begin], own_topic) for queue in missing]
+                self._resume += [TrackerQuestion(queue, source, [begin], own_topic=own_topic) for queue in missing]
             if missing:
                 found.append(source)
         return found
@@ -424,7 +424,7 @@ class Ordering:
 
         Return whether no other queue of the source is being resumed: reading goes on, or it is asked again.
         """
-        queue, source, _, own_topic, _ = question
+        queue, source, _, _, own_topic = question
         if parts is not None:
             found = open_messages(parts, now_s)
             opened = {offset: message for offset, message in found.items() if message is not None}
@@ -637,7 +637,7 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
-        #: When those of them got their turns that are delivered once they are leased here.
+        #: Those that have their turns and are delivered once they are leased here, and when they got their turns.
         self.coming: dict[int, float] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Collection, Hashable, Iterable, Iterator
-from itertools import chain, count, islice, repeat
+from itertools import chain, count, islice
 from math import inf
 from typing import Generic, NamedTuple, TypeVar
 
@@ -212,7 +212,7 @@ class Turns(Generic[L]):
         """Give keys their next turns after those of all others that wait."""
         new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
         lines.queued.update(new)
-        self._queue.extend(zip(repeat(lines), new, strict=False))
+        self._queue.extend([(lines, key) for key in new])
 
     def offer_held(self, lines: Lines[L]) -> None:
         """Let the keys of a source take turns when the messages of other consumers are known."""

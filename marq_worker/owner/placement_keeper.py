@@ -33,7 +33,7 @@ log = logging.getLogger("marq.worker")
 
 #: Interval between two checks for a possible step, and between two counts of the messages topic's partitions.
 LOOK_S, COUNT_S = 10.0, 60.0
-#: Interval between two looks at whether this worker has to do it: senders with keys may wait for the first step.
+#: How often a worker that takes no steps checks whether it has to by now: senders with keys may be waiting.
 OWNER_LOOK_S = 0.2
 #: Time limit of one check.
 LOOK_LIMIT_S = 60.0
@@ -87,8 +87,8 @@ class PlacementKeeper(Service):
     async def _keep(self) -> None:
         while not self.should_stop:
             self._changed.clear()
-            next_s = self._look_s
-            if self._keeps():
+            keeps = self._keeps()
+            if keeps:
                 try:
                     async with asyncio.timeout(LOOK_LIMIT_S):
                         await self._look()
@@ -97,9 +97,8 @@ class PlacementKeeper(Service):
             else:
                 self._seen.clear()
                 self._owed.clear()
-                next_s = OWNER_LOOK_S
             with suppress(TimeoutError):
-                async with asyncio.timeout(next_s):
+                async with asyncio.timeout(self._look_s if keeps else OWNER_LOOK_S):
                     await self._changed.wait()
 
     async def _look(self) -> None:

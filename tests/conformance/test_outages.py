@@ -138,14 +138,15 @@ async def test_the_other_queues_of_a_group_go_on_while_the_breaker_of_one_is_ope
 
 
 async def test_messages_that_wait_for_their_turns_go_on_when_an_open_breaker_is_removed(backend: Backend) -> None:
-    queue, up, done = backend.new_name(), False, set()
+    queue, up, done, began, fail = backend.new_name(), False, set(), 0, asyncio.Event()
     breaker = {"failure_rate": 0.5, "window": 2, "reset_timeout": 3_000}
     settings = {"limits": {"concurrency": 3}, "partitions": 1, "max_attempts": 9, "backoff": [600]}
     await backend.queues.change(queue, **settings, breaker=breaker)
 
     async def handle(message: marq.Message) -> None:
-        # Meanwhile, the others wait for their turns.
-        await asyncio.sleep(0.05)
+        nonlocal began
+        began += 1
+        await fail.wait()
         if not up:
             raise ConnectionError("the downstream is away")
         done.add(message.value)
@@ -153,6 +154,10 @@ async def test_messages_that_wait_for_their_turns_go_on_when_an_open_breaker_is_
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run(handle, concurrency=10)):
         await backend.producer.send_many(queue, [b"%d" % number for number in range(40)])
+        await backend.until(lambda: began == 3)
+        # The others are acquired meanwhile, and wait for their turns.
+        await backend.advance(0.5)
+        fail.set()
         await backend.until(lambda: consumer.breakers[queue] == "open")
         await backend.advance(1)
         up = True

@@ -160,6 +160,5 @@ async def test_a_call_of_run_that_is_cancelled_logs_no_error(caplog: pytest.LogC
         await asyncio.gather(running, return_exceptions=True)
         del running
         gc.collect()
-        await asyncio.sleep(0)
 
     assert [record for record in caplog.records if record.name == "asyncio"] == []

@@ -363,6 +363,7 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     assert state(rig) == "open"
 
     said[0] = QueueSettings()
+    rig.receiver.apply_pauses()
     taken = await rig.take(4)
 
     assert len(taken) == 4
