@@ -27,7 +27,7 @@ from marq.kafka.group_reader import GroupReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
 from marq.kafka.transactions import MarkerTransactions
 from marq.wire.marker_codec import decode
-from marq.wire.markers import LAST, Acquire, Batch, Dispatch, Release, Renew, Source, kind_of
+from marq.wire.markers import LAST, Acquire, Batch, Dispatch, MixedAcquire, Release, Renew, Source, kind_of, split
 
 #: Messages of a queue that a consumer handles at once, and how long it waits for the first.
 MAX_RUNNING = 100
@@ -70,7 +70,7 @@ def demo_outcome(place: int, attempt: int) -> Any:
 
 def points_of(batch: Batch) -> Iterator[str]:
     """Yield the names of the steps of writing a batch: a consumer can die ``before-`` and ``after-`` each."""
-    yield kind_of(batch).name.lower()
+    yield "acquire" if isinstance(batch, MixedAcquire) else kind_of(batch).name.lower()
     if isinstance(batch, Acquire) and batch.in_order:
         yield "acquire-again" if any(payload.attempt > 1 for payload in batch.payloads) else "acquire-in-order"
     if isinstance(batch, Release) and LAST in batch.delays_ms:
@@ -98,7 +98,8 @@ class WatchedConsumer:
         self._recorder.at(*{f"{when}-{point}" for _, value in records for point in points_of(decode(value))})
 
     async def _write(self, write: Any, writer: Any, records: Sequence[MarkerRecord], *arguments: Any) -> None:
-        batches, transactional = [decode(value) for _, value in records], isinstance(writer, MarkerTransactions)
+        batches = [batch for _, value in records for batch in split(decode(value))]
+        transactional = isinstance(writer, MarkerTransactions)
         acquires = [batch for batch in batches if isinstance(batch, Acquire)]
         if not transactional:
             self._acquired |= {batch.queue: [] for batch in acquires}

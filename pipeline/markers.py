@@ -35,6 +35,7 @@ from marq.wire.markers import (
     Delay,
     Dispatch,
     Fact,
+    LeftPayloads,
     Payload,
     Reject,
     Release,
@@ -44,6 +45,7 @@ from marq.wire.markers import (
     Tick,
     kind_of,
     may_have,
+    split,
 )
 from marq.wire.names import DEDUPLICATION_ID_HEADER, ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import deduplication_id, ordering_key
@@ -93,7 +95,9 @@ class _Rows:
     def _clear(self) -> None:
         self.count = 0
         self.size_bytes = 0
+        #: Per batch: its rows, and those of the batches before it in its record.
         self._counts: list[int] = []
+        self._before: list[int] = []
         #: Per batch: values shared by all of its markers.
         self._common: dict[str, list[Any]] = {name: [] for name in _COMMON}
         #: Per marker.
@@ -101,20 +105,24 @@ class _Rows:
         self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
 
     def add(self, partition: int, offset: int, logged_ms: int, value: bytes | None) -> None:
-        try:
-            batch = decode(value)
-        except UnknownVersion as error:
-            common, columns = {"error": f"unknown version: {error}", "raw": value}, {}
-        except CorruptMarker as error:
-            common, columns = {"error": str(error), "raw": value}, {}
-        else:
-            common, columns = _columns(batch, logged_ms)
-            common["version"] = VERSION
-        count = len(columns["offset"]) if "offset" in columns else 1
-        common |= {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
-        self._counts.append(count)
-        self.count += count
+        place = {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
         self.size_bytes += len(value or b"")
+        before = self.count
+        try:
+            for batch in split(decode(value)):
+                common, columns = _columns(batch, logged_ms)
+                self._add(common | place | {"version": VERSION}, columns, before)
+        except UnknownVersion as error:
+            self._add(place | {"error": f"unknown version: {error}", "raw": value}, {}, before)
+        except CorruptMarker as error:
+            self._add(place | {"error": str(error), "raw": value}, {}, before)
+
+    def _add(self, common: dict[str, Any], columns: dict[str, Any], before: int) -> None:
+        """Add the rows of a batch; ``before`` is the number of rows when its record began."""
+        count = len(columns["offset"]) if "offset" in columns else 1
+        self._counts.append(count)
+        self._before.append(self.count - before)
+        self.count += count
         for name, values in self._common.items():
             values.append(common.get(name))
         for name, arrays in self._numbers.items():
@@ -135,7 +143,7 @@ class _Rows:
             arrays[name] = pa.array(cut, mask=unknown).cast(_TYPES[name])
         for name, texts in self._texts.items():
             arrays[name] = pa.array(texts, pa.string())
-        starts = np.cumsum(self._counts) - self._counts
+        starts = np.cumsum(self._counts) - self._counts - self._before
         arrays["index"] = pa.array(np.arange(self.count) - np.repeat(starts, self._counts))
         self._clear()
         return pa.RecordBatch.from_arrays([arrays[field.name].cast(field.type) for field in _SCHEMA], schema=_SCHEMA)
@@ -202,7 +210,7 @@ def _payload_columns(payloads: Sequence[Payload]) -> dict[str, Any]:
     columns: dict[str, Any] = {"record_at": payloads.timestamps}  # type: ignore[attr-defined]
     attempts = payloads.attempts  # type: ignore[attr-defined]
     columns["attempt"] = [1] * len(payloads) if attempts is None else attempts
-    columns["size"] = payloads.sizes  # type: ignore[attr-defined]
+    columns["size"] = None if isinstance(payloads, LeftPayloads) else payloads.sizes  # type: ignore[attr-defined]
     if payloads.headers is not None:  # type: ignore[attr-defined]
         columns["id"] = [_id(payload) for payload in payloads]
     return columns

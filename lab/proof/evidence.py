@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, FACTS, REDELIVERED, Fold, Key, Settings, Standing
+from lab.proof.fold import DEFAULT_LIMIT, FACTS, REDELIVERED, Fold, Key, Settings, Standing, acquires_of
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
@@ -629,7 +629,8 @@ class Evidence:
         if kind == UNREADABLE:
             log.unreadable[event["offset"]] = event["content"]
         elif kind != "TICK":
-            self._note_markers(log, event)
+            for batch in acquires_of(event) if kind == "MIXED_ACQUIRE" else (event,):
+                self._note_markers(log, batch)
         log.fold(event)
 
     def _note_markers(self, log: MarkersLog, event: Event) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from lab.proof.history import IN_RECORD
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
@@ -174,6 +175,10 @@ class Fold:
             counted = counted or (standing is not None and standing.counted and standing.attempt == attempt)
             self.put(key, Standing(queue, holder, attempt, (ends_ms,), self.now_ms, state, counted))
         _mark(acquired, event["from_offset"], offsets[-1] + 1)
+
+    def _mixed_acquire(self, event: Event) -> None:
+        for acquire in acquires_of(event):
+            self._acquire(acquire)
 
     def _count_again(self, queue: str, standing: Standing | None, state: str, attempt: int) -> None:
         """Count a message that was acquired before; an ordered one may come back in its place."""
@@ -420,6 +425,15 @@ def _is_taken(standing: Standing, state: str, holder: str, attempt: int, in_orde
     return state == LEASED or (state == LEASED_IN_ORDER and comes_after(holder, standing.holder) and not late)
 
 
+def acquires_of(event: Event) -> list[Event]:
+    """Return a MIXED_ACQUIRE as the ACQUIRE of each message."""
+    messages = zip(event["queues"], event["offsets"], event["from_offsets"], strict=True)
+    own = {"kind": "ACQUIRE", "attempts": [1], "contents": [IN_RECORD]}
+    return [
+        event | own | {"queue": queue, "offsets": [offset], "from_offset": known} for queue, offset, known in messages
+    ]
+
+
 def _mark(known: bytearray, start: int, end: int) -> None:
     if end > len(known):
         known.extend(bytes(end - len(known)))
@@ -428,6 +442,7 @@ def _mark(known: bytearray, start: int, end: int) -> None:
 
 _STEPS: dict[str, Callable[[Any, Event], None]] = {
     "ACQUIRE": Fold._acquire,
+    "MIXED_ACQUIRE": Fold._mixed_acquire,
     "ACK": Fold._ack,
     "RENEW": Fold._renew,
     "DISPATCH": Fold._renew,

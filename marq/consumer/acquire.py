@@ -1,5 +1,7 @@
 """Builds ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
 
+If a batch has only a few messages of each of several queues, they share a record, a MIXED_ACQUIRE.
+
 A message that does not fit is acquired without its value, and the tracker makes a dead letter of it, so that the
 messages behind it do not wait. Marq's producers send no such message, but a plain Kafka producer can: a topic limits
 the compressed size.
@@ -16,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from operator import attrgetter
 
 from marq.consumer.expiry import expired
@@ -27,11 +30,15 @@ from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.large_messages import size_bytes, without_value
 from marq.wire.markers import (
+    ANY_QUEUE,
     DUE_AT_ONCE,
     MAX_BATCH_MARKERS,
     NOW,
     Acquire,
+    LeftPayloads,
+    MixedAcquire,
     Payload,
+    Payloads,
     Source,
     payload_bytes,
     spans,
@@ -55,6 +62,8 @@ _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 _LEFT_HEADERS = frozenset({TYPE_HEADER, ORDERING_KEY_HEADER, EXPIRES_AT_HEADER})
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
+#: Most messages of a queue in a MIXED_ACQUIRE, which has a queue and a from_offset for each; its bytes per message.
+FEW, _ROW_BYTES = 4, 22
 #: Room that a message leaves in an ACQUIRE for the headers that it gets when it is acquired again or dead-lettered.
 _ADDED_BYTES = 4_096
 
@@ -94,15 +103,51 @@ class Acquisition:
             return self.taken
         return self.taken.at([index for index, due_ms in enumerate(self.dues_ms) if due_ms == NOW])
 
-    def record(self) -> MarkerRecord:
-        """Return the ACQUIRE as a record of the markers topic."""
+    @property
+    def marker(self) -> Acquire:
         # A delayed message waits so long that the tracker would copy its payload anyway.
-        columns = _columns(self.queue, self.source, self.taken, self.own_topic, keeps=self.dues_ms is not None)
-        marker = Acquire(
-            self.queue, self.holder, self.source, self.offsets, self.lease_ms, self.from_offset, columns, self.dues_ms,
+        payloads = _payloads(self.queue, self.source, self.taken, self.own_topic, keeps=self.dues_ms is not None)
+        return Acquire(
+            self.queue, self.holder, self.source, self.offsets, self.lease_ms, self.from_offset, payloads, self.dues_ms,
             self.keys is not None, self.counted,
         )  # fmt: skip
-        return MarkerRecord.of(marker, self.settings.markers_partitions)
+
+    @property
+    def may_be_mixed(self) -> bool:
+        """Whether a MIXED_ACQUIRE can say the same."""
+        few = len(self.taken) <= FEW and self.dues_ms is None and self.keys is None and not self.own_topic
+        return few and _left(self.taken) is None
+
+
+def acquire_records(acquisitions: Iterable[Acquisition], settings: ReceiverSettings) -> list[MarkerRecord]:
+    """Return ACQUIREs as records of the markers topic; those of a few messages each share records."""
+    alone: list[Acquisition] = []
+    small: dict[tuple[Source, int, int, bool], list[Acquisition]] = {}
+    for taken in acquisitions:
+        if taken.may_be_mixed:
+            small.setdefault((taken.source, taken.holder, taken.lease_ms, taken.counted), []).append(taken)
+        else:
+            alone.append(taken)
+    markers: list[Acquire | MixedAcquire] = []
+    for (source, holder, lease_ms, counted), group in small.items():
+        if len(group) == 1:
+            alone += group
+            continue
+        rows = sorted(chain.from_iterable(map(_rows, group)))
+        room = settings.limit_bytes - FRAME_BYTES - _HEAD_BYTES
+        for part in spans([_ROW_BYTES + 4 * len(row[1]) for row in rows], room):
+            offsets, queues, known, times_ms = zip(*rows[part], strict=True)
+            markers.append(MixedAcquire(ANY_QUEUE, holder, source, offsets, lease_ms, queues, known, times_ms, counted))
+    markers += [taken.marker for taken in alone]
+    return [MarkerRecord.of(marker, settings.markers_partitions) for marker in markers]
+
+
+def _rows(taken: Acquisition) -> Iterator[tuple[int, str, int, int]]:
+    """Yield offset, queue, from_offset and timestamp of each message."""
+    known = taken.from_offset
+    for offset, time_ms in zip(taken.offsets, taken.taken.timestamps, strict=True):
+        yield offset, taken.queue, known, time_ms
+        known = offset + 1
 
 
 class AcquiredOffsets:
@@ -315,12 +360,12 @@ def _kept_headers(messages: Records, left: Sequence[bool] | None) -> Sequence[by
     return [b"" if absent else headers for absent, headers in zip(left, encoded, strict=True)]
 
 
-def _columns(queue: str, source: Source, messages: Records, own_topic: bool, keeps: bool) -> Columns:
+def _payloads(queue: str, source: Source, messages: Records, own_topic: bool, keeps: bool) -> Payloads:
     left = None
     if not keeps:
         left = _left(messages)
         if left is None:
-            return Columns(queue.encode(), messages.timestamps, None)
+            return LeftPayloads(messages.timestamps)
     keys = messages.keys if own_topic else None
     if messages.headers is None:
         return Columns(queue.encode(), messages.timestamps, messages.values, keys=keys, left=left)

@@ -29,7 +29,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from marq.client.background import Time, failure_of
-from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquisitions_again
+from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquire_records, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
 from marq.consumer.expiry import may_expire
 from marq.consumer.ordering import (
@@ -478,7 +478,7 @@ class Receiver:
         settings = self._settings
         at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
         limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
-        markers = [taken.record() for taken in acquisitions]
+        markers = acquire_records(acquisitions, settings)
         # One strategy for both steps: some leave the ACQUIRE to the commit.
         strategy = self._transactional if at_most_once else self._strategy
         return AcquireBatch(strategy, acquisitions, markers, ends, limit_s, reread, again or {})

@@ -38,6 +38,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Purge,
     Reject,
     Release,
@@ -129,7 +130,8 @@ class LeaseBook(DueMessages):
         _FOLDS[type(batch)](self, batch)
         # A PURGE or RESUME may concern all open messages, and a marker without a queue those of each.
         messages = self._open_count if isinstance(batch, Purge | Resume) else len(batch.offsets)
-        queues = self.queues_in(batch.source) if batch.queue == ANY_QUEUE else 1
+        any_queue = batch.queue == ANY_QUEUE and not isinstance(batch, MixedAcquire)
+        queues = self.queues_in(batch.source) if any_queue else 1
         # A message that has ended may have a changed row as well.
         self._most_rows += 1 + 2 * messages * queues
         return 0
@@ -159,6 +161,10 @@ class LeaseBook(DueMessages):
             for state, group in states.items():
                 self._acquire(opened, batch, state, group)
         acquired.add(batch.from_offset, offsets[-1] + 1)
+
+    def _fold_mixed_acquire(self, batch: MixedAcquire) -> None:
+        for acquire in batch.acquires():
+            self._fold_acquire(acquire)
 
     def _note_recreated(self, queue: str, source: Source) -> None:
         """Note that the topic of a source was created again, if this is the queue's first marker about the source."""
@@ -532,6 +538,7 @@ def _has_ids_that_count(topic: str) -> bool:
 
 _FOLDS: dict[type, Callable[[LeaseBook, Any], None]] = {
     Acquire: LeaseBook._fold_acquire,
+    MixedAcquire: LeaseBook._fold_mixed_acquire,
     Renew: LeaseBook._fold_renew,
     Dispatch: LeaseBook._fold_renew,
     Ack: LeaseBook._fold_ack,

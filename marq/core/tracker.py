@@ -26,7 +26,19 @@ from marq.settings.queue import QueueSettings
 from marq.wire.dead_letter_notes import Note
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.marker_codec import decode
-from marq.wire.markers import ANY_QUEUE, Ack, Acquire, Answer, Fact, Kind, Resumed, Source, Tick, offset_runs
+from marq.wire.markers import (
+    ANY_QUEUE,
+    Ack,
+    Acquire,
+    Answer,
+    Fact,
+    Kind,
+    MixedAcquire,
+    Resumed,
+    Source,
+    Tick,
+    offset_runs,
+)
 from marq.wire.quarantines import Quarantine
 
 #: The least time between two TICKs of a partition.
@@ -96,10 +108,10 @@ class Tracker:
         jump_ms = self.book.fold(batch, append_time_ms, offset)
         for lease, messages in ended:
             self.handling.note(lease.queue, self.book.clock.now_ms - lease.since_ms, messages)
-        if isinstance(batch, Acquire) and append_time_ms != self._waits_sampled_ms:
+        if isinstance(batch, Acquire | MixedAcquire) and append_time_ms != self._waits_sampled_ms:
             self._waits_sampled_ms = append_time_ms
-            for waited_ms, messages in waits(batch, self.book.clock.now_ms):
-                self.waiting.note(batch.queue, waited_ms, messages)
+            for queue, waited_ms, messages in waits(batch, self.book.clock.now_ms):
+                self.waiting.note(queue, waited_ms, messages)
         if isinstance(batch, Tick) and batch.holder == self.holder:
             self.jump_ms = jump_ms or self.jump_ms
             if batch.monotonic_ms != self._tick_sent_at_ms:

@@ -15,13 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from operator import ge
+from operator import ge, gt
 from struct import Struct, error, pack
 from typing import Any, Protocol
 
 from marq.wire.error_texts import cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.markers import (
+    ANY_QUEUE,
     FACTS,
     LAST,
     MAX_BATCH_MARKERS,
@@ -36,6 +37,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Purge,
     Reject,
     Release,
@@ -158,6 +160,51 @@ class _FromOffset:
 
 
 @dataclass(frozen=True, slots=True)
+class _Queues:
+    """The queue of each message."""
+
+    name: str = "queues"
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        queues = [queue.encode() for queue in batch.queues]
+        if batch.queue != ANY_QUEUE or len(queues) != len(batch.offsets) or not _are_names(list(map(len, queues))):
+            raise ValueError(f"{len(batch.offsets)} offsets but not as many names of queues: {batch.queues}")
+        parts.append(pack(f">{len(queues)}H", *map(len, queues)))
+        parts += queues
+        return 0
+
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[str, ...]:
+        lengths = reader.numbers("H", len(frame[3]))
+        if frame[0] != ANY_QUEUE or not _are_names(lengths):
+            raise CorruptMarker("messages of several queues, but not each has the name of its queue")
+        return tuple([reader.text(length) for length in lengths])
+
+
+def _are_names(lengths: Sequence[int]) -> bool:
+    return min(lengths) > 0 and max(lengths) <= MAX_QUEUE_NAME_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class _FromOffsets:
+    """The offset from which all messages of each message's queue are known."""
+
+    name: str = "from_offsets"
+
+    def write(self, batch: Any, parts: list[bytes]) -> int:
+        known, offsets = batch.from_offsets, batch.offsets
+        if len(known) != len(offsets) or min(known) < 0 or any(map(gt, known, offsets)):
+            raise ValueError(f"known from {known} on, but the messages are {offsets}")
+        parts.append(pack(f">{len(known)}q", *known))
+        return 0
+
+    def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[int, ...]:
+        known = reader.numbers("q", len(frame[3]))
+        if min(known) < 0 or any(map(gt, known, frame[3])):
+            raise CorruptMarker("a message is known only from an offset after it on")
+        return known
+
+
+@dataclass(frozen=True, slots=True)
 class _Numbers:
     """A number of each message with this format code; None if the field has a flag that the batch lacks."""
 
@@ -242,6 +289,16 @@ LAYOUTS: dict[int, tuple[Callable[..., Batch], tuple[_Field, ...]]] = {
             _Flag("counted", UNCOUNTED, False),
             _Numbers("dues_ms", "q", least=NOW, flag=DUES),
             _Payloads(may_leave=True),
+        ),
+    ),
+    Kind.MIXED_ACQUIRE: (
+        MixedAcquire,
+        (
+            _Number("lease_ms", _U32),
+            _Flag("counted", UNCOUNTED, False),
+            _FromOffsets(),
+            _Numbers("timestamps_ms", "q"),
+            _Queues(),
         ),
     ),
     Kind.RENEW: (Renew, (_Number("lease_ms", _U32), _Flag("started", STARTED, True), _Flag("exactly", EXACTLY, True))),

@@ -71,6 +71,7 @@ class Kind(IntEnum):
     DISPATCH = 10
     RESUME = 11
     PURGE = 12
+    MIXED_ACQUIRE = 13
     REDELIVERED = 33
     DEAD_LETTERED = 34
     DELIVERED = 35
@@ -155,6 +156,25 @@ class Payloads(Sequence[Payload]):
         return True
 
 
+class LeftPayloads(Payloads):
+    """Payloads that are only in the records of first attempts, of which an ACQUIRE has these timestamps."""
+
+    __slots__ = ("timestamps",)
+    attempts = headers = None
+
+    def __init__(self, timestamps: Sequence[int]) -> None:
+        self.timestamps = timestamps
+
+    def __len__(self) -> int:
+        return len(self.timestamps)
+
+    def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
+        return Payload(self.timestamps[index], 1, None, (), None, left=True)
+
+    def may_have(self, header: str) -> bool:
+        return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Markers:
     """Markers of one holder, for messages of one queue that came from one source."""
@@ -188,6 +208,29 @@ class Acquire(_Markers):
     def attempts(self) -> Sequence[int] | None:
         """The attempt of each message, or None when all are 1."""
         return attempts_of(self.payloads)
+
+
+@dataclass(frozen=True, slots=True)
+class MixedAcquire(_Markers):
+    """A holder takes messages of several ``queues`` from one source: like an ACQUIRE for each message.
+
+    ``queue`` is :data:`ANY_QUEUE`. All payloads are only in the messages' records, and these are first attempts.
+    """
+
+    lease_ms: int
+    queues: Sequence[str]
+    from_offsets: Sequence[int]
+    timestamps_ms: Sequence[int]
+    counted: bool = True
+
+    def acquires(self) -> list[Acquire]:
+        """Return the ACQUIRE of each message."""
+        holder, source, lease_ms, counted = self.holder, self.source, self.lease_ms, self.counted
+        messages = zip(self.queues, self.offsets, self.from_offsets, self.timestamps_ms, strict=True)
+        return [
+            Acquire(queue, holder, source, (offset,), lease_ms, known, LeftPayloads((time_ms,)), None, False, counted)
+            for queue, offset, known, time_ms in messages
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,15 +396,37 @@ class Tick:
 
 
 #: Batches of requests about messages.
-Request = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Resume | Purge
+Request = (
+    Acquire
+    | MixedAcquire
+    | Renew
+    | Ack
+    | Release
+    | Reject
+    | Delay
+    | Reschedule
+    | Cancel
+    | Discard
+    | Dispatch
+    | Resume
+    | Purge
+)
 Batch = Request | Fact | Answer | Resumed | Tick
 
 
 def kind_of(batch: Batch) -> Kind:
-    """Return the kind of a batch: classes are named like their kinds, except those of facts and answers."""
+    """Return the kind of a batch: most classes are named like their kinds."""
     if isinstance(batch, Fact):
         return batch.kind
-    return Kind.ANSWERED if isinstance(batch, Answer) else Kind[type(batch).__name__.upper()]
+    return _KINDS.get(type(batch)) or Kind[type(batch).__name__.upper()]
+
+
+_KINDS = {Answer: Kind.ANSWERED, MixedAcquire: Kind.MIXED_ACQUIRE}
+
+
+def split(batch: Batch) -> Sequence[Batch]:
+    """Return a batch, or the ACQUIREs of a mixed one."""
+    return batch.acquires() if isinstance(batch, MixedAcquire) else (batch,)
 
 
 def attempts_of(payloads: Sequence[Payload]) -> Sequence[int] | None:

@@ -13,7 +13,7 @@ from itertools import accumulate
 from struct import Struct, pack, unpack_from
 
 from marq.wire.errors import CorruptMarker
-from marq.wire.markers import Headers, Payload, Payloads
+from marq.wire.markers import Headers, LeftPayloads, Payload, Payloads
 
 #: Flags of a batch: which of the columns that may be left out it has.
 ATTEMPTS, KEYS, HEADERS = 2, 4, 8
@@ -78,7 +78,7 @@ class Columns(Payloads):
 
     None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
     headers. ``headers`` are those of each message as :func:`encode_headers` returns them. ``left`` says of each message
-    whether its payload is only in its record; without ``values``, all are.
+    whether its payload is only in its record; None: of no message.
     """
 
     __slots__ = ("attempts", "headers", "keys", "left", "queue_key", "timestamps", "values")
@@ -87,7 +87,7 @@ class Columns(Payloads):
         self,
         queue_key: bytes,
         timestamps: Sequence[int],
-        values: Sequence[bytes | None] | None,
+        values: Sequence[bytes | None],
         *,
         left: Sequence[bool] | None = None,
         attempts: Sequence[int] | None = None,
@@ -107,7 +107,7 @@ class Columns(Payloads):
 
     def __getitem__(self, index: int) -> Payload:  # type: ignore[override]
         attempt = 1 if self.attempts is None else self.attempts[index]
-        if self.values is None or (self.left is not None and self.left[index]):
+        if self.left is not None and self.left[index]:
             return Payload(self.timestamps[index], attempt, None, (), None, left=True)
         key = self.queue_key if self.keys is None else self.keys[index]
         headers: Headers = () if self.headers is None else decode_headers(self.headers[index])
@@ -116,10 +116,13 @@ class Columns(Payloads):
 
 def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[bytes], *, may_leave: bool) -> int:
     """Append the columns to ``parts``, and return the flags of those that are written."""
+    count = len(payloads)
+    if isinstance(payloads, LeftPayloads):
+        _check(may_leave)
+        parts += [pack(f">{count}q", *payloads.timestamps), _LEFT * count]
+        return 0
     columns = payloads if isinstance(payloads, Columns) else _columns(payloads, queue_key)
-    if not may_leave and (columns.values is None or columns.left is not None):
-        raise ValueError("a marker of this kind must contain its payloads, because its messages have no records")
-    count = len(columns)
+    _check(may_leave or columns.left is None)
     flags = 0
     parts.append(pack(f">{count}q", *columns.timestamps))
     if columns.attempts is not None:
@@ -131,11 +134,13 @@ def write_payloads(payloads: Sequence[Payload], queue_key: bytes, parts: list[by
     if columns.headers is not None:
         flags |= HEADERS
         _write_values(columns.headers, parts)
-    if columns.values is None:
-        parts.append(_LEFT * count)
-    else:
-        _write_values(columns.values, parts, columns.left)
+    _write_values(columns.values, parts, columns.left)
     return flags
+
+
+def _check(allowed: bool) -> None:
+    if not allowed:
+        raise ValueError("a marker of this kind must contain its payloads, because its messages have no records")
 
 
 def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:

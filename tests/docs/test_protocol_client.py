@@ -35,8 +35,8 @@ PROTOCOL = protocol_client.read()
 
 
 def kind_of(batch: markers.Batch) -> str:
-    if isinstance(batch, markers.Answer):
-        return "ANSWERED"
+    if isinstance(batch, markers.Answer | markers.MixedAcquire):
+        return "ANSWERED" if isinstance(batch, markers.Answer) else "MIXED_ACQUIRE"
     return batch.kind.name if isinstance(batch, markers.Fact) else type(batch).__name__.upper()
 
 
@@ -54,6 +54,10 @@ def values_of(batch: markers.Batch) -> Values:
             dues = [-1] * len(batch.offsets) if batch.dues_ms is None else list(batch.dues_ms)
             own = {"lease": batch.lease_ms, "from_offset": batch.from_offset, "dues": dues, "in_order": batch.in_order}
             return {**about, **own, **columns_of(batch)}
+        case markers.MixedAcquire():
+            columns = {"from_offsets": batch.from_offsets, "timestamps": batch.timestamps_ms, "queues": batch.queues}
+            own = {"lease": batch.lease_ms, "counted": batch.counted}
+            return {**about, **own, **{name: list(column) for name, column in columns.items()}}
         case markers.Delay():
             from_offset = -1 if batch.from_offset is None else batch.from_offset
             own = {"times": list(batch.times_ms), "relative": batch.relative, "from_offset": from_offset}

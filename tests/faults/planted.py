@@ -16,7 +16,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
 from marq.leases.held import Ended, LeasedBatch
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Acquire, Cause
+from marq.wire.markers import Acquire, Cause, MixedAcquire
 
 #: How much too early a planted defect fires.
 EARLY_MS = 700
@@ -92,7 +92,7 @@ def careless() -> None:
     write = KafkaMarkerWriter.write
 
     async def write_no_acquires(writer: KafkaMarkerWriter, records: Sequence[MarkerRecord], limit_s: float) -> None:
-        if not any(isinstance(decode(value), Acquire) for _, value in records):
+        if not any(isinstance(decode(value), Acquire | MixedAcquire) for _, value in records):
             await write(writer, records, limit_s)
 
     KafkaMarkerWriter.write = write_no_acquires  # type: ignore[method-assign]

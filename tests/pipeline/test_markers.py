@@ -27,6 +27,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Payload,
     Reject,
     Release,
@@ -68,6 +69,9 @@ def tables(values: Sequence[bytes | None], logged_ms: int = LOGGED_MS) -> Iterat
 def expected(batch: Batch, log_offset: int = 0) -> list[Row]:
     """The same, marker by marker, as the documentation of the table says it."""
     nothing = dict.fromkeys([*MARKERS.names, "error", "raw"])
+    if isinstance(batch, MixedAcquire):
+        parts = [row for acquire in batch.acquires() for row in expected(acquire, log_offset)]
+        return [{**row, "index": index} for index, row in enumerate(parts)]
     place = {"log_partition": 3, "log_offset": log_offset, "logged_at": at(LOGGED_MS), "version": VERSION}
     common = {**nothing, **place, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):

@@ -12,7 +12,7 @@ from marq.kafka import marker_writer
 from marq.kafka.marker_writer import MarkerRecord
 from marq.wire import marker_codec
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.markers import Ack, Acquire, Dispatch, Reject, Release, Renew, Resume
+from marq.wire.markers import Ack, Acquire, Dispatch, MixedAcquire, Reject, Release, Renew, Resume, split
 from tests.simulation.loop import give
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 #: The first byte of markers of a version that workers do not know before the faults have ended.
 NEWER_VERSION = b"\x02"
-Batch = Acquire | Ack | Release | Reject | Renew | Dispatch | Resume
+Batch = Acquire | MixedAcquire | Ack | Release | Reject | Renew | Dispatch | Resume
 #: How long a client waits for a write before it treats the outcome as unknown.
 PATIENCE_MS = 300
 
@@ -64,7 +64,7 @@ def simulated_modules() -> Iterator[None]:
 
 def _chances(faults: Faults, batch: Batch) -> tuple[float, float, float]:
     """Return the probabilities that the write of a batch fails, has an unknown outcome, or is slow."""
-    if isinstance(batch, Acquire):
+    if isinstance(batch, Acquire | MixedAcquire):
         return faults.acquire_failed, faults.acquire_unknown, faults.acquire_slow
     if isinstance(batch, Renew):
         return faults.renew_failed, faults.renew_unknown, faults.renew_slow
@@ -102,6 +102,7 @@ class Writer:
         """Send a batch; it reaches the log after a while, even if its sender has died by then."""
         world, rng, loop = self._consumer.world, self._consumer.world.rng, self._consumer.loop
         failed, unknown, slow = _chances(world.faults, batch)
+        world.stats["mixed_acquires"] += isinstance(batch, MixedAcquire)
         if world.hit(failed):
             loop.arrive(rng.randint(5, 50), over, Sent.FAILED)
             return
@@ -126,8 +127,12 @@ class Writer:
     def _append(self, batch: Batch, data: bytes) -> None:
         self._consumer.world.markers_of(batch.source).append(data, about=batch)
 
-    def _note(self, type_: str, batch: Batch, **fields: Any) -> None:
+    def _note(self, type_: str, sent: Batch, **fields: Any) -> None:
         """Note the writes of the library: handlers note their outcomes themselves."""
+        for batch in split(sent):
+            self._note_batch(type_, batch, **fields)
+
+    def _note_batch(self, type_: str, batch: Any, **fields: Any) -> None:
         if isinstance(batch, Acquire | Renew | Dispatch) or (isinstance(batch, Release) and not batch.counted):
             op = type(batch).__name__.lower()
             self._consumer.note(type_, op, batch.holder, batch.queue, batch.source, batch.offsets, **fields)

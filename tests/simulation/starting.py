@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.markers import Acquire
+from marq.wire.markers import Acquire, MixedAcquire, split
 from tests.simulation.group import Commit
 from tests.simulation.log import Fenced, Outcome, Transaction, TransactionalId
 from tests.simulation.loop import give
@@ -54,7 +54,7 @@ class Starting:
             await consumer.loop.wait(2)
         self._busy = True
         began_ms = consumer.monotonic_ms()
-        batches: list[Acquire] = [value.about for _, value in records]  # type: ignore[attr-defined]
+        batches: list[Acquire | MixedAcquire] = [value.about for _, value in records]  # type: ignore[attr-defined]
         result, error = await self._transact(records, commit)
         self._busy = False
         if error is not None:
@@ -109,7 +109,7 @@ class Starting:
 
     def _send(self, transaction: Transaction, data: bytes, written: Callable[[Sent], None]) -> None:
         world, faults = self._world, self._world.faults
-        batch: Acquire = data.about  # type: ignore[attr-defined]
+        batch: Acquire | MixedAcquire = data.about  # type: ignore[attr-defined]
         self._note("invoke", batch)
         if world.hit(faults.acquire_failed):
             self._consumer.loop.arrive(world.rng.randint(5, 50), written, Sent.FAILED)
@@ -122,7 +122,7 @@ class Starting:
         world.schedule(travel_ms, self._append, transaction, batch, data)
         self._consumer.loop.arrive(travel_ms + world.rng.randint(1, 3), written, result)
 
-    def _append(self, transaction: Transaction, batch: Acquire, data: bytes) -> None:
+    def _append(self, transaction: Transaction, batch: Acquire | MixedAcquire, data: bytes) -> None:
         """Append at the broker, which accepts nothing for a transaction that is over."""
         if self.transactional_id.accepts(transaction):
             self._world.markers_of(batch.source).append(data, about=batch, transaction=transaction)
@@ -144,5 +144,7 @@ class Starting:
         else:
             transaction.show()
 
-    def _note(self, type_: str, batch: Acquire, **fields: int) -> None:
-        self._consumer.note(type_, "acquire", batch.holder, batch.queue, batch.source, batch.offsets, **fields)
+    def _note(self, type_: str, sent: Acquire | MixedAcquire, **fields: int) -> None:
+        for batch in split(sent):
+            assert isinstance(batch, Acquire)
+            self._consumer.note(type_, "acquire", batch.holder, batch.queue, batch.source, batch.offsets, **fields)

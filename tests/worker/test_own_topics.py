@@ -20,9 +20,8 @@ from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
 import marq
 from marq.client.receipt import Receipt
-from marq.wire.markers import Acquire, Source
+from marq.wire.markers import Acquire, LeftPayloads, Source
 from marq.wire.names import log_name
-from marq.wire.payload_columns import Columns
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.handling import Handlers
@@ -94,7 +93,7 @@ async def test_a_message_whose_record_was_removed_becomes_a_dead_letter_and_othe
     finally:
         await admin.close()
 
-    columns = Columns(queue.encode(), [first.timestamp, later.timestamp], None)
+    columns = LeftPayloads([first.timestamp, later.timestamp])
     offsets = [first.offset, later.offset]
     await namespace.mark(Acquire(queue, 1, Source(topic, 0), offsets, 200, offsets[0], columns))
 

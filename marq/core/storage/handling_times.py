@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from marq.core.storage.rows import LeaseRow
-from marq.wire.markers import Ack, Acquire
+from marq.wire.markers import Ack, Acquire, MixedAcquire
 from marq.wire.payload_columns import ReadPayloads
 
 #: Upper bounds of the buckets, in ms; one more bucket has longer times.
@@ -72,19 +72,22 @@ def samples(batch: Ack, leases: Mapping[int, LeaseRow], most: int = SAMPLES) -> 
             yield lease, min(step, len(offsets) - place)
 
 
-def waits(batch: Acquire, now_ms: int) -> Iterator[tuple[int, int]]:
-    """Return how long some messages of an ACQUIRE have waited, each with the number of messages that it represents.
+def waits(batch: Acquire | MixedAcquire, now_ms: int) -> Iterator[tuple[str, int, int]]:
+    """Return the queue and the wait in ms of some messages, each with the number of messages that it represents.
 
     Messages that are not due yet do not wait. A clock that is ahead of the log's counts as 0.
     """
-    payloads = batch.payloads
-    if batch.dues_ms is not None or not isinstance(payloads, ReadPayloads):
+    if isinstance(batch, MixedAcquire):
+        times_ms = batch.timestamps_ms
+    elif batch.dues_ms is None and isinstance(batch.payloads, ReadPayloads):
+        # The column alone: a payload would be cut out of its bytes.
+        times_ms = batch.payloads.timestamps
+    else:
         return
-    # The column alone: a payload would be cut out of its bytes.
-    times_ms = payloads.timestamps
     step = max(1, len(times_ms) // SAMPLES)
     for place in range(0, len(times_ms), step):
-        yield max(0, now_ms - times_ms[place]), min(step, len(times_ms) - place)
+        queue = batch.queues[place] if isinstance(batch, MixedAcquire) else batch.queue
+        yield queue, max(0, now_ms - times_ms[place]), min(step, len(times_ms) - place)
 
 
 def buckets(bounds_ms: Sequence[int], counts: Sequence[int]) -> Iterator[tuple[str, int]]:

@@ -48,6 +48,7 @@ from marq.wire.markers import (
     Tick,
     kind_of,
     payload_of,
+    split,
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
@@ -78,11 +79,15 @@ class Timeline:
     def read(self, record: Record, partition: int) -> None:
         """Read a record of the markers topic."""
         try:
-            batch = decode(record.value)
+            batches = split(decode(record.value))
         except CorruptMarker:
             return
-        if isinstance(batch, _OF_NO_MESSAGE):
-            return
+        for batch in batches:
+            if not isinstance(batch, _OF_NO_MESSAGE):
+                self._read(batch, record, partition)
+
+    def _read(self, batch: Batch, record: Record, partition: int) -> None:
+        assert not isinstance(batch, _OF_NO_MESSAGE)
         if isinstance(batch, Acquire | Delay):
             self._find_places(batch, record.value or b"")
         for source, number in list(self.places):

@@ -22,7 +22,7 @@ from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Ack, Acquire, Batch, Reject, Release, Source
+from marq.wire.markers import Ack, Acquire, Batch, Reject, Release, Source, split
 
 LIMIT_S = 60.0
 P0, P1 = Source("t", 0), Source("t", 1)
@@ -177,7 +177,7 @@ class FakeWriter:
             raise BrokerUnavailable("the answer was lost")
 
     def of(self, kind: type[Any]) -> list[Any]:
-        return [batch for _, batch in self.written if isinstance(batch, kind)]
+        return [batch for _, written in self.written for batch in split(written) if isinstance(batch, kind)]
 
     async def until(self, condition: Callable[[], bool]) -> None:
         async with asyncio.timeout(LIMIT_S):

@@ -7,13 +7,17 @@ from itertools import permutations, product
 
 import pytest
 
+from marq.consumer.acquire import AcquiredOffsets, acquire_records
+from marq.consumer.ordering import Ordering
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks
+from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
+from marq.leases.receiver_settings import ReceiverSettings
 from marq.wire.large_messages import left_out
-from marq.wire.marker_codec import encode
-from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, Release, Source
+from marq.wire.marker_codec import decode, encode
+from marq.wire.markers import ANY_QUEUE, DUE_AT_ONCE, NOW, Ack, Acquire, MixedAcquire, Release, Source, split
 from marq.wire.names import markers_partition
 from tests.unit.client.fakes import P0, P1, FakeRecord, Rig, spin
 
@@ -530,6 +534,51 @@ async def test_batches_are_cut_so_that_each_fits_into_a_record(make_rig) -> None
     assert [offset for each in batches for offset in each.offsets] == list(range(12))
     assert [each.from_offset for each in batches] == [each.offsets[0] for each in batches]
     assert max(len(encode(each)) for each in batches) <= limit
+
+
+async def test_few_messages_of_several_queues_share_an_acquire(make_rig) -> None:
+    rig = make_rig(["a", "b", "c"])
+    for buffer in rig.receiver.prefetch.buffers.values():
+        buffer.handler_demand = 10
+    many = records(*range(10, 16), key=b"c")
+    rig.reader.add(P0, *records(0, key=b"a"), *records(1, key=b"b"), *records(2, 3, key=b"a"), *many)
+    await rig.acquirer.until(lambda: len(rig.acquired) == 10)
+    rig.reader.add(P0, *records(20, key=b"b"), *records(21, key=b"a"))
+    await rig.acquirer.until(lambda: len(rig.acquired) == 12)
+
+    written = [(type(batch), list(batch.offsets)) for _, batch in rig.acquirer.written]
+    assert written == [(MixedAcquire, [0, 1, 2, 3]), (Acquire, [*range(10, 16)]), (MixedAcquire, [20, 21])]
+    known = {(each.queue, each.offsets[0]): each.from_offset for each in rig.acquirer.of(Acquire)}
+    assert known == {
+        ("a", 0): 0, ("b", 1): 0, ("a", 2): 1, ("a", 3): 3, ("c", 10): 0, ("b", 20): 2, ("a", 21): 4,
+    }  # fmt: skip
+
+
+def test_a_mixed_acquire_is_cut_so_that_it_fits_into_a_record() -> None:
+    limit, queues = 8_000, [f"queue-{number}" for number in range(400)]
+    settings = ReceiverSettings(1_000, 4, limit)
+    read = Records.of([FakeRecord(offset, key=queue.encode()) for offset, queue in enumerate(queues)])
+    served = serving("t", queues, {})
+    taken, _ = AcquiredOffsets().acquisitions(served, {P0: read}, 7, settings, Ordering(settings))
+
+    values = [value for _, value in acquire_records(taken, settings)]
+
+    assert len(values) > 1
+    assert max(map(len, values)) <= limit
+    acquires = [acquire for value in values for acquire in split(decode(value))]
+    assert [(each.queue, *each.offsets) for each in acquires] == list(zip(queues, range(400), strict=True))
+
+
+@pytest.mark.parametrize("kept", [{"headers": [("marq-attempt", b"2")]}, {"headers": [("marq-deliver-at", b"5")]}])
+async def test_a_message_whose_acquire_says_more_has_one_of_its_own(make_rig, kept: dict[str, object]) -> None:
+    rig = make_rig(["a", "b", "c"])
+    for buffer in rig.receiver.prefetch.buffers.values():
+        buffer.handler_demand = 10
+    rig.reader.add(P0, *records(0, key=b"a"), *records(1, key=b"b", **kept), *records(2, key=b"c"))
+    await rig.acquirer.until(lambda: len(rig.acquired) == 3)
+
+    written = [(type(batch), list(batch.offsets)) for _, batch in rig.acquirer.written]
+    assert written == [(MixedAcquire, [0, 2]), (Acquire, [1])]
 
 
 async def test_a_message_that_does_not_fit_is_left_to_the_tracker_without_its_value(make_rig) -> None:

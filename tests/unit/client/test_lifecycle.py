@@ -15,7 +15,7 @@ from marq.consumer.session import ConsumerSession, MemberSession
 from marq.testing import Broker
 from marq.testing.cluster import MemoryWriter
 from marq.wire.marker_codec import decode
-from marq.wire.markers import Acquire
+from marq.wire.markers import Acquire, MixedAcquire
 from tests.unit.client.fakes import LIMIT_S, spin
 
 
@@ -227,7 +227,7 @@ async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress
     write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
 
     async def slow_to_acquire(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
-        if any(isinstance(decode(value), Acquire) for _, value in records):
+        if any(isinstance(decode(value), Acquire | MixedAcquire) for _, value in records):
             stalled.set()
             await go_on.wait()
         return await write(self, records, limit_s)

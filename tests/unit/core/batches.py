@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from marq.core.storage.rows import State
 from marq.wire.markers import (
+    ANY_QUEUE,
     FACTS,
     LAST,
     NOW,
@@ -22,6 +23,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Payload,
     Purge,
     Reject,
@@ -182,6 +184,13 @@ def _acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Acquire]:
     return st.builds(Acquire, *_head, st.just(offsets), U32, start, payloads, dues, st.booleans())
 
 
+def _mixed_acquire_of(offsets: tuple[int, ...]) -> st.SearchStrategy[MixedAcquire]:
+    names = st.text(min_size=1, max_size=40)
+    known = st.tuples(*[st.integers(0, offset) for offset in offsets])
+    columns = _column(names, offsets), known, _column(I64, offsets)
+    return st.builds(MixedAcquire, st.just(ANY_QUEUE), U64, any_sources, st.just(offsets), U32, *columns, st.booleans())
+
+
 def _resumed_of(offsets: tuple[int, ...]) -> st.SearchStrategy[Resumed]:
     acquired = st.sets(st.integers(0, 2**63 - 1), max_size=6).map(_intervals)
     states = _column(st.sampled_from([0, *State]).map(int), offsets)
@@ -205,6 +214,7 @@ def _with_offsets(offsets: tuple[int, ...]) -> st.SearchStrategy[Batch]:
     )
     return st.one_of(
         _acquire_of(offsets),
+        _mixed_acquire_of(offsets),
         _resumed_of(offsets),
         st.builds(Resume, *head, st.booleans()),
         st.builds(Purge, *_head, st.tuples(st.integers(0, 2**62)), st.booleans(), st.booleans()),

@@ -29,6 +29,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Payload,
     Purge,
     Reject,
@@ -160,7 +161,7 @@ def test_what_no_newer_version_can_have_written_is_corrupt_and_stops_nothing(dat
     assert not isinstance(caught.value, UnknownVersion)
 
 
-@pytest.mark.parametrize("kind", [0, 13, 32, 40, 63, 65, 255])
+@pytest.mark.parametrize("kind", [0, 14, 32, 40, 63, 65, 255])
 def test_a_kind_that_does_not_exist_is_corrupt_and_not_unknown(kind: int) -> None:
     data = bytearray(encode(ack([1])))
     data[3] = kind
@@ -428,6 +429,7 @@ _CLASSES = {
         Resume,
         Resumed,
         Purge,
+        MixedAcquire,
     )
 }
 _CLASSES["Spend"] = Dispatch  # as it was called when the file was written

@@ -11,8 +11,20 @@ from marq.core.storage.rows import decode_payload, row_key
 from marq.core.storage.table_image import Place
 from marq.owner.transaction_content import OwnerTransaction
 from marq.wire.large_messages import left_out
-from marq.wire.markers import Ack, Acquire, Batch, Cancel, Cause, Fact, Kind, Payload, Reject, Release, Renew
-from marq.wire.payload_columns import Columns
+from marq.wire.markers import (
+    Ack,
+    Acquire,
+    Batch,
+    Cancel,
+    Cause,
+    Fact,
+    Kind,
+    LeftPayloads,
+    Payload,
+    Reject,
+    Release,
+    Renew,
+)
 from tests.unit.owner.test_engine import LEASE_MS, MESSAGES, Life
 
 SENT_MS = 77
@@ -20,7 +32,7 @@ FLUSH_MS = 1_000
 
 
 def acquire(*offsets: int, lease_ms: int = LEASE_MS) -> Acquire:
-    return Acquire("q", 9, MESSAGES, offsets, lease_ms, offsets[0], Columns(b"q", [SENT_MS] * len(offsets), None))
+    return Acquire("q", 9, MESSAGES, offsets, lease_ms, offsets[0], LeftPayloads([SENT_MS] * len(offsets)))
 
 
 def place(offset: int) -> Place:
@@ -229,7 +241,7 @@ def test_a_source_with_many_due_messages_does_not_hold_up_others(life: Life) -> 
     life.append(acquire(*range(5_000)))
     other = Place("q", MESSAGES._replace(partition=3), 1)
     life.append(
-        Acquire("q", 9, other.source, [1], LEASE_MS, 1, Columns(b"q", [SENT_MS], None)),
+        Acquire("q", 9, other.source, [1], LEASE_MS, 1, LeftPayloads([SENT_MS])),
     )
     life.now_ms += LEASE_MS
     assert dues(life) == []
