@@ -111,6 +111,7 @@ class Starting:
         world, faults = self._world, self._world.faults
         batch: Acquire | MixedAcquire = data.about  # type: ignore[attr-defined]
         self._note("invoke", batch)
+        world.stats["mixed_acquires"] += isinstance(batch, MixedAcquire)
         if world.hit(faults.acquire_failed):
             self._consumer.loop.arrive(world.rng.randint(5, 50), written, Sent.FAILED)
             return
