@@ -93,6 +93,21 @@ SHELL_MUTANTS = (
         "lost not-drained silent purged order",
         ("holder, offsets, from_offset, piece,", "holder, offsets, 0, piece,"),
     ),
+    mutant(
+        REOPENING,
+        "from_offset of messages in mixed ACQUIREs is always 0",
+        _ACQUISITION,
+        "lost not-drained silent purged order",
+        ("    known = taken.from_offset\n", "    known = 0\n"),
+        acquire_failed=0.4,
+    ),
+    mutant(
+        MARKER_FIRST,
+        "the last message of a mixed ACQUIRE is left out",
+        _ACQUISITION,
+        "lost not-drained silent not-open",
+        ("zip(*rows[part], strict=True)", "zip(*rows[part][:-1], strict=True)"),
+    ),
     # --- changelog before acknowledgement -----------------------------------------------------------------------------
     Mutant(
         CHANGELOG_FIRST,
