@@ -98,14 +98,17 @@ def peaks_of(events: Iterable[Event], queue: str, key_of: dict[str, str]) -> Pea
 
 
 def turns_of_others(events: Iterable[Event], queue: str, key: str, least: int = FLOODED) -> list[int]:
-    """Return how many messages of a busy key began while each message of another key waited.
+    """Return how many messages of a busy key began while each message of another key waited, until the first fault.
 
-    Only messages count that were sent behind at least this many of that key in their partition.
+    Only messages count that were sent behind at least this many of that key in their partition. A killed consumer's
+    messages of that key stay leased for a while, and compete with no others.
     """
     events = sorted(events, key=lambda event: float(event["at_ms"]))
     key_of = _keys(events)
     waiting, begun, sent_when, counts = Counter[str](), Counter[str](), dict[str, int](), list[int]()
     for event in events:
+        if event["op"] in ("kill", "pause"):
+            break
         if event["op"] not in ("send", "deliver") or event["type"] != "ok" or event["queue"] != queue:
             continue
         record = event["record"]
@@ -116,10 +119,11 @@ def turns_of_others(events: Iterable[Event], queue: str, key: str, least: int = 
                 sent_when[record] = begun[source]
         elif key_of.get(record) == key:
             begun[source] += 1
-            waiting[source] -= event["attempt"] == 1
+            waiting[source] -= 1
         elif (before := sent_when.pop(record, None)) is not None:
             counts.append(begun[source] - before)
-    return counts
+    # Those that have not begun have waited for at least as many.
+    return counts + [begun[record.rpartition("/")[0]] - before for record, before in sent_when.items()]
 
 
 def passed_by(events: Iterable[Event], queue: str, lower: str) -> list[int]:

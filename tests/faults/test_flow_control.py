@@ -85,6 +85,13 @@ def test_messages_that_wait_behind_many_of_a_busy_key_count_how_many_of_those_be
     assert turns_of_others(events, "q", "a", least=3) == []
 
 
+@pytest.mark.parametrize(("before", "counted"), [([], [0]), ([deliver("t/0/0")], [1]), ([fault("revoke")], [0])])
+def test_turns_of_others_are_counted_until_a_consumer_is_killed(before: list[Event], counted: list[int]) -> None:
+    after = map(deliver, ("t/0/0", "t/0/1", "t/0/2"))
+
+    assert turns_of_others(history(*before, fault("kill"), *after), "q", "a", least=2) == counted
+
+
 def test_urgent_messages_count_that_a_process_begins_while_lower_ones_of_their_partition_wait() -> None:
     def event(op: str, queue: str, record: str, process: str = "one") -> dict[str, Any]:
         return {"process": process, "type": "ok", "op": op, "queue": queue, "record": record}
