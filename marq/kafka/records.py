@@ -146,7 +146,7 @@ class Records(Sequence[Row]):
 
     def has_header(self, name: str) -> bool:
         """Return whether a record has a header of this name."""
-        return name in self.header_names
+        return self.headers is not None and name in self._header_names(self.headers)
 
     @property
     def header_names(self) -> set[str]:

@@ -10,7 +10,7 @@ import operator
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from typing import Any
 
@@ -86,7 +86,7 @@ class Totals:
         self._terms[partition] = _Term(before, now)
 
     def by_queue(self) -> dict[str, EventCounts]:
-        totals = {queue: replace(counts) for queue, counts in self._past.items()}
+        totals = {queue: counts.copy() for queue, counts in self._past.items()}
         for term in self._terms.values():
             _add(totals, term)
         return totals
@@ -132,7 +132,7 @@ class Statistics:
 
     def sample(self) -> None:
         totals = {
-            (partition, queue): replace(counts)
+            (partition, queue): counts.copy()
             for partition, owner in self.owners.owned.items()
             for queue, counts in owner.tracker.book.counts.items()
         }

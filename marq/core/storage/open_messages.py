@@ -81,6 +81,9 @@ class OpenMessages:
 
     def take_rows(self, changes: dict[bytes, bytes | None]) -> None:
         """Add the rows to write (None: delete), and treat them as written."""
+        if not self.pending_rows:
+            # All that happened has ended: with thousands of queues, that is so for nearly each.
+            return
         queue, source = self.queue, self.source
         changes.update(dict.fromkeys(row_keys(queue, source, self.ended, b"r")))
         gone = [offset for offset in self.ended if offset in self.overridden]

@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from enum import IntEnum
+from operator import attrgetter
 from struct import Struct, calcsize, pack, unpack, unpack_from
 
 from marq.core.storage.log_clock import LogClock
@@ -153,8 +154,13 @@ class EventCounts:
     gone: int = 0
     messages_expired: int = 0
 
+    def copy(self) -> EventCounts:
+        # Once a second for each of thousands of queues, and replace() takes four times as long.
+        return EventCounts(*_values_of(self))
+
 
 _COUNT_FIELDS = tuple(field.name for field in fields(EventCounts))
+_values_of = attrgetter(*_COUNT_FIELDS)
 
 
 def _source_bytes(source: Source) -> bytes:
@@ -323,7 +329,7 @@ def decode_marks(row: bytes) -> list[tuple[int, int]]:
 
 
 def encode_counts(counts: EventCounts) -> bytes:
-    return pack(f">{len(_COUNT_FIELDS)}Q", *[getattr(counts, name) for name in _COUNT_FIELDS])
+    return pack(f">{len(_COUNT_FIELDS)}Q", *_values_of(counts))
 
 
 def decode_counts(row: bytes) -> EventCounts:
