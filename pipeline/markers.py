@@ -101,12 +101,13 @@ class _Rows:
         self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
 
     def add(self, partition: int, offset: int, logged_ms: int, value: bytes | None) -> None:
+        columns: dict[str, Any] = {}
         try:
             batch = decode(value)
         except UnknownVersion as error:
-            common, columns = {"error": f"unknown version: {error}", "raw": value}, {}
+            common: dict[str, Any] = {"error": f"unknown version: {error}", "raw": value}
         except CorruptMarker as error:
-            common, columns = {"error": str(error), "raw": value}, {}
+            common = {"error": str(error), "raw": value}
         else:
             common, columns = _columns(batch, logged_ms)
             common["version"] = VERSION
