@@ -12,7 +12,7 @@ import faust
 from marq.settings.client import ClientSettings
 from marq_worker.config.settings import AppSettings
 from marq_worker.faust_worker import MarqWorker
-from marq_worker.transport.batch_transport import BatchTransport
+from marq_worker.transport.batch_transport import BatchConsumer, BatchTransport
 from marq_worker.transport.credentials import credentials
 from marq_worker.worker_exit_codes import EXIT_FENCED, EXIT_STALLED
 
@@ -29,6 +29,7 @@ Kind = TypeVar("Kind", bound="MarqApp")
 class MarqApp(faust.App):
     """A Faust app on the batching transport, with our settings."""
 
+    consumer: BatchConsumer
     settings: AppSettings
     client: ClientSettings
     log_level: str | int | None = None

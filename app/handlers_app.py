@@ -161,7 +161,7 @@ def create_handlers_app(settings: AppSettings, client: ClientSettings, process: 
     app.acquirers = queue_consumer.attach(app)
     app.reporter = Reporter(process.reports)
 
-    @app.timer(LOOK_SECONDS, name="report")
+    @app.timer(LOOK_SECONDS, name="report")  # type: ignore[untyped-decorator]
     async def report(app: HandlersApp) -> None:
         app.report()
 

@@ -99,13 +99,6 @@ class WorkerApp(MarqApp):
     def _new_web(self) -> MarqWeb:
         return MarqWeb(self)
 
-    @property
-    def http_client(self) -> ClientSession:
-        """The client that asks other workers, with its authorization."""
-        if self._http_client is None:
-            self._http_client = ClientSession(headers=authorization(self.settings))
-        return self._http_client
-
     async def on_first_start(self) -> None:
         await super().on_first_start()
         await or_exit(self._begin())
@@ -281,6 +274,8 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         TableManager=leases.Tables,
         PartitionAssignor=TrackerAssignor,
         datadir=str(settings.data_dir),
+        # Asks other workers.
+        HttpClient=partial(ClientSession, headers=authorization(settings)),
         web_bind=settings.web_bind,
         web_port=settings.web_port,
         web_host=settings.web_host or reachable_name(settings.web_bind),
@@ -327,8 +322,8 @@ def attach_tracker(app: WorkerApp) -> None:
     app.leases = leases.attach(app)
     app.timer_channel = timer.attach(app)
     tracker.attach(app, app.topic(app.settings.names.markers, schema=BatchSchema()), app.owners)
-    app.on_partitions_assigned.connect(_on_assigned)
-    app.on_partitions_revoked.connect(_on_revoked)
+    app.on_partitions_assigned.connect(_on_assigned)  # type: ignore[arg-type]  # mode does not type what a signal passes
+    app.on_partitions_revoked.connect(_on_revoked)  # type: ignore[arg-type]
 
 
 async def _on_assigned(app: WorkerApp, assigned: set[TP], **_: Any) -> None:

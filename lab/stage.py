@@ -243,7 +243,7 @@ class Stage:
         names |= {"ordering_key": options["ordering_key"]} if "ordering_key" in options else {}
         self.note("invoke", "send", **names)
         try:
-            receipt = await producer.send(queue, value, headers=headers, **options)
+            receipt: marq.Receipt = await producer.send(queue, value, headers=headers, **options)
         except marq.MarqError:
             self.note("unknown", "send", **names)
             return None

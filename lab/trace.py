@@ -33,6 +33,7 @@ def _file(path: str) -> str:
 
 async def traced(*, ordered: bool = False, fails: bool = False) -> list[str]:
     """Return the files of all calls of functions of marq for one message."""
+    settings: dict[str, Any] = {"ordering": "key"} if ordered else {}
     options: dict[str, Any] = {"ordering_key": "a"} if ordered else {}
     calls: list[str] = []
 
@@ -41,7 +42,7 @@ async def traced(*, ordered: bool = False, fails: bool = False) -> list[str]:
             calls.append(file)
 
     async with Broker() as broker:
-        broker.define("work", **({"ordering": "key"} if ordered else {}))
+        broker.define("work", **settings)
         done = asyncio.Event()
 
         async def handle(message: marq.Message) -> None:

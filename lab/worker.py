@@ -91,7 +91,7 @@ class WatchedOwners:
         async def commit_transaction() -> None:
             self._recorder.die()
 
-        producer.commit_transaction = commit_transaction  # type: ignore[method-assign]
+        producer.commit_transaction = commit_transaction
 
 
 def _log(owner: Ownership) -> str:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import faust
 
@@ -22,6 +22,9 @@ from marq_worker.logs import hide_faust, shape
 from marq_worker.web.addresses import no_address, own_address
 from marq_worker.web.security import check_exposure
 from marq_worker.worker_folders import claim_folder
+
+if TYPE_CHECKING:
+    from marq_worker.app.faust_app import MarqApp
 
 log = logging.getLogger("marq.worker")
 
@@ -34,6 +37,7 @@ LAST_THREADS_S = 1.0
 class MarqWorker(faust.Worker):
     """Faust's worker, adapted so that several can run on one machine."""
 
+    app: MarqApp
     #: The signal that stopped it, and when it came.
     _signal: signal.Signals | None = None
     _signalled_s = 0.0

@@ -73,7 +73,7 @@ def busiest_first(rows: pd.DataFrame) -> pd.DataFrame:
 def keys_of(rows: pd.DataFrame, queue: str) -> list[dict[str, Any]]:
     """Return the busiest keys of a queue, with the columns of :data:`OF_KEYS`."""
     keys = rows[(rows["scope"] == "key") & (rows["queue"] == queue)]
-    return keys.sort_values(["sent", "key"], ascending=[False, True])[list(OF_KEYS)].to_dict("records")
+    return list(keys.sort_values(["sent", "key"], ascending=[False, True])[list(OF_KEYS)].to_dict("records"))
 
 
 def _queue(rows: pd.DataFrame, total: Mapping[str, Any]) -> dict[str, Any]:

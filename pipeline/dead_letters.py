@@ -83,8 +83,9 @@ def chosen(rows: DataFrame, where: str | None) -> DataFrame:
 
 
 def _problem(error: Exception) -> str:
-    known = isinstance(error, PySparkException)
-    condition, details = (error.getCondition() or "", error.getMessageParameters() or {}) if known else ("", {})
+    condition, details = "", dict[str, str]()
+    if isinstance(error, PySparkException):
+        condition, details = error.getCondition() or "", error.getMessageParameters() or {}
     if condition.startswith("UNRESOLVED_COLUMN"):
         return f"there is no column {details.get('objectName', '').strip('`')!r}"
     if condition == "DATATYPE_MISMATCH.FILTER_NOT_BOOLEAN":

@@ -22,7 +22,7 @@ from pipeline.audit_differences import (
 )
 from pipeline.cut import Cut
 from pipeline.key_order import overtakes
-from pipeline.record_parts import KEY, PARTS, PLACE, later_by
+from pipeline.record_parts import KEY, PARTS, PLACE, later_by, names_of
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import columns
 
@@ -53,8 +53,8 @@ def reads(markers: DataFrame) -> DataFrame:
     in_order = Window.partitionBy(*place).orderBy("first", "last")
     before = F.max("last").over(in_order.rowsBetween(Window.unboundedPreceding, -1))
     runs = batches.withColumn("begins", F.coalesce(F.col("first") > before + 1, F.lit(True)).cast("int"))
-    runs = runs.withColumn("number", F.sum("begins").over(in_order)).groupBy(*place, "number")
-    whole = runs.agg(F.array(F.min("first"), F.max("last")).alias("run")).drop("number")
+    runs = runs.withColumn("number", F.sum("begins").over(in_order))
+    whole = runs.groupBy(*place, "number").agg(F.array(F.min("first"), F.max("last")).alias("run")).drop("number")
     return whole.groupBy(*place).agg(F.collect_list("run").alias("runs"))
 
 
@@ -141,9 +141,10 @@ def _held(rows: DataFrame) -> DataFrame:
     """Add the consumer that leased it, until when, and that consumer's markers."""
     last, first = F.col("acquired_last"), F.col("acquired")
     # An ACQUIRE after the end has no effect.
-    names = PARTS["acquired_last"].dataType.names
     in_time = ~F.col("closed") | (last["pos"] < F.col("close_pos"))
-    rows = rows.withColumn("taken", F.when(in_time, last).otherwise(F.struct(*[first[name] for name in names])))
+    rows = rows.withColumn(
+        "taken", F.when(in_time, last).otherwise(F.struct(*[first[name] for name in names_of("acquired_last")]))
+    )
     taken = F.col("taken")
 
     def by_holder(name: str) -> Column:

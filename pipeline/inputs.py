@@ -81,7 +81,8 @@ def identity(spark: SparkSession, path: str, form: str) -> str | None:
     """Return a digest of the names, sizes and times of the input's files; None if there are none."""
     if form == "table":
         return path
-    pattern = spark.sparkContext._jvm.org.apache.hadoop.fs.Path(path)
+    jvm: Any = spark.sparkContext._jvm
+    pattern = jvm.org.apache.hadoop.fs.Path(path)
     system = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     files: list[Any] = []
     for status in system.globStatus(pattern) or ():

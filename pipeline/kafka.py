@@ -309,7 +309,7 @@ def _security(settings: ClientSettings, environment: Mapping[str, str]) -> dict[
 def _tls(environment: Mapping[str, str]) -> dict[str, str]:
     names = ("MARQ_SSL_CAFILE", "MARQ_SSL_CERTFILE", "MARQ_SSL_KEYFILE", "MARQ_SSL_PASSWORD")
     authorities, certificate, key, password = ((name, environment.get(name, "").strip()) for name in names)
-    properties = {}
+    properties: dict[str, str] = {}
     if authorities[1]:
         trusted = _pem(*authorities, "CERTIFICATE")
         properties |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": trusted}

@@ -51,7 +51,8 @@ class Lake:
 
     def __init__(self, spark: SparkSession, path: str) -> None:
         self._spark = spark
-        self._hadoop: Any = spark._jvm.org.apache.hadoop.fs
+        jvm: Any = spark._jvm
+        self._hadoop = jvm.org.apache.hadoop.fs
         self._configuration = spark._jsc.hadoopConfiguration()
         try:
             root = self._hadoop.Path(path)
@@ -306,7 +307,8 @@ class Lake:
 
     def _rename(self, source: str, target: str, *options: Any) -> None:
         context = self._hadoop.FileContext.getFileContext(self._files.getUri(), self._configuration)
-        array = self._spark.sparkContext._gateway.new_array(self._hadoop.Options.Rename, len(options))
+        gateway: Any = self._spark.sparkContext._gateway
+        array = gateway.new_array(self._hadoop.Options.Rename, len(options))
         for at, option in enumerate(options):
             array[at] = option
         context.rename(self._file(source), self._file(target), array)

@@ -197,9 +197,9 @@ class Run:
         chosen = new.where(HAS_ID)
         if chosen.isEmpty():
             return []
-        windows = [self._round[f"{prefix}deduplication_windows"] for prefix in ("shortest_", "")]
+        shortest, longest = (self._round[f"{prefix}deduplication_windows"] for prefix in ("shortest_", ""))
         markers = self._lake.table("markers", MARKERS, self._round["last"]["markers"])
-        marked = of_duplicates(markers, *windows, subscriptions)
+        marked = of_duplicates(markers, shortest, longest, subscriptions)
         return [marked.join(F.broadcast(chosen.select(*PLACE).distinct()), list(PLACE), "left_semi")]
 
     def _partitions(self) -> dict[str, list[int]]:

@@ -44,15 +44,16 @@ class Stage:
     @property
     def topic(self) -> str:
         """The synthetic topic in the identities of its rows."""
-        return synthetic_topic(int.from_bytes(self._digest()[:16]))
+        return synthetic_topic(int.from_bytes(_digest(self)[:16]))
 
     @property
     def holder(self) -> int:
         """The writer of its markers; no consumer has this number."""
-        return int.from_bytes(self._digest()[16:24]) >> 1 | 1
+        return int.from_bytes(_digest(self)[16:24]) >> 1 | 1
 
-    def _digest(self) -> bytes:
-        return hashlib.sha256(f"{self.namespace} {self.name} {self.drawn}".encode()).digest()
+
+def _digest(stage: Stage) -> bytes:
+    return hashlib.sha256(f"{stage.namespace} {stage.name} {stage.drawn}".encode()).digest()
 
 
 class Stages:

@@ -105,7 +105,7 @@ class _Rows:
         self._texts: dict[str, list[str | None]] = {name: [] for name in _TEXTS}
 
     def add(self, partition: int, offset: int, logged_ms: int, value: bytes | None) -> None:
-        place = {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
+        place: dict[str, Any] = {"log_partition": partition, "log_offset": offset, "logged_at": logged_ms}
         self.size_bytes += len(value or b"")
         before = self.count
         try:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -19,6 +20,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.typing import RcKeyType
 
 from pipeline.spans import show_ms
 
@@ -49,7 +51,7 @@ class Plot:
 
 
 def draw(plot: Plot, rows: pd.DataFrame) -> bytes:
-    settings = {
+    settings: dict[RcKeyType, Any] = {
         "text.color": TEXT, "axes.labelcolor": TEXT, "xtick.color": TEXT, "ytick.color": TEXT,
         "axes.edgecolor": GRID, "axes.facecolor": GROUND, "grid.color": GRID, "font.size": 9,
         "axes.titlesize": 10, "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False,
@@ -89,7 +91,8 @@ def _axes(figure: Figure, rows: int, columns: int, *, legend: bool = True) -> np
 
 def _legend(figure: Figure, *axes: Axes) -> None:
     labelled = [panel.get_legend_handles_labels() for panel in axes]
-    handles, labels = ([item for pair in labelled for item in pair[part]] for part in (0, 1))
+    handles = [handle for handles, _ in labelled for handle in handles]
+    labels = [label for _, labels in labelled for label in labels]
     top = 1 - 0.38 / figure.get_figheight()
     figure.legend(handles, labels, loc="upper left", bbox_to_anchor=(0.005, top), ncols=min(len(labels), 8), fontsize=9)
 
@@ -100,7 +103,7 @@ def _name(queue: str) -> str:
     return printable if len(printable) <= MAX_NAME else printable[: MAX_NAME - 1] + "…"
 
 
-def _line(axes: Axes, times: pd.Series, values: pd.Series, **style: object) -> None:
+def _line(axes: Axes, times: pd.Series, values: pd.Series, **style: Any) -> None:
     """Draw a line with gaps, and a dot for a value between two gaps."""
     numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=float, na_value=np.nan)
     padded = np.concatenate([[np.nan], numbers, [np.nan]])
@@ -264,7 +267,7 @@ def _bars(axes: Axes, counts: Mapping[int, int], most: int) -> None:
     axes.set_axisbelow(True)
 
 
-def _mapping(cell: object) -> Mapping[int, int]:
+def _mapping(cell: Mapping[int, int] | Sequence[tuple[int, int]] | None) -> Mapping[int, int]:
     """Return a map of the table, which pyarrow may return as pairs."""
     return {int(attempt): int(count) for attempt, count in sorted(dict(cell if cell is not None else {}).items())}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F
@@ -76,7 +77,7 @@ class Profile:
 
         A longer run keeps its row open for as much longer.
         """
-        values = {name: float(value) for name, value in options.items() if value is not None}
+        values: dict[str, Any] = {name: float(value) for name, value in options.items() if value is not None}
         if (run_ms := values.get("run_ms")) is not None:
             values["run_p99_ms"] = run_ms
             values["hold_ms"] = max(run_ms, self.hold_ms + run_ms - self.run_ms)

@@ -224,9 +224,16 @@ def added_up(*frames: DataFrame) -> DataFrame:
     return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
 
 
+def names_of(part: str) -> list[str]:
+    """Return the names of the fields of a part that is a struct."""
+    kind = PARTS[part].dataType
+    assert isinstance(kind, StructType)
+    return kind.names
+
+
 def _value(name: str) -> Column:
     """Return a struct column, or 1 for a column that counts."""
-    return F.lit(1) if RULES[name] == "sum" else F.struct(*PARTS[name].dataType.names)
+    return F.lit(1) if RULES[name] == "sum" else F.struct(*names_of(name))
 
 
 def _row(rows: DataFrame, columns: Mapping[str, Column]) -> DataFrame:

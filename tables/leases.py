@@ -23,7 +23,7 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import faust
 import rocksdict
@@ -39,6 +39,9 @@ from marq.kafka.connection import stop_consumer
 from marq.kafka.paced_clients import paced
 from marq.owner.engine import PositionLost
 from marq.settings.topic_configs import DELETE_RETENTION_MS
+
+if TYPE_CHECKING:
+    from faust.stores import rocksdb
 
 #: Older local files may have missed a deletion that the changelog has forgotten; they are discarded.
 MAX_LOCAL_AGE_SECONDS = DELETE_RETENTION_MS / 1000 / 2
@@ -74,8 +77,10 @@ class ChangelogLost(KafkaError):  # type: ignore[misc]
     """The changelog no longer has the rows that the owner has read or written."""
 
 
-class LeaseTable(faust.Table):
+class LeaseTable(faust.Table[bytes, bytes]):
     """Rows of :mod:`marq.core.storage.rows`, by markers partition."""
+
+    data: rocksdb.Store
 
     @cached_property
     def replayed(self) -> Counter[int]:

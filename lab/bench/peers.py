@@ -200,7 +200,7 @@ def drain_share(received: ReceivedMessages, servers: str, topic: str, consumers:
 
 def _begin_at_earliest(servers: str, group: str) -> None:
     """Let the group begin at the earliest message; only the broker can set this for a share group."""
-    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+    from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType  # type: ignore[attr-defined]  # not marked as exports
 
     entry = ConfigEntry("share.auto.offset.reset", "earliest", incremental_operation=AlterConfigOpType.SET)
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=[entry])

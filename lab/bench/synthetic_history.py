@@ -270,7 +270,7 @@ class SyntheticHistory:
                 self._end(story, dead=True)
                 continue
             target = self._sources[(fire.source.partition + 1) % len(self._sources)]
-            offset = self._append(*target, *record)
+            offset = self._append(target.topic, target.partition, *record)
             self.truth.rows["messages"] += 1
             self.truth.counts[story.queue]["redelivered"] += fire.lease.state is not State.DELAYED
             if fire.lease.state is State.LEASED:

@@ -340,7 +340,7 @@ class WallClock:
         self.move(0)
 
     @property
-    def environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, Any]:
         """Variables for these processes."""
         return {
             "LD_PRELOAD": str(self._library),

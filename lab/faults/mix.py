@@ -129,7 +129,7 @@ class Mix:
                     self._stage.note("invoke", op, holder=holder, **_names(receipt))
             return records(questions, holders)
 
-        inquiry._records = watched  # type: ignore[method-assign]
+        inquiry._records = watched  # type: ignore[assignment]
 
 
 def _names(receipt: marq.Receipt) -> dict[str, Any]:

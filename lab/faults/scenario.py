@@ -154,6 +154,7 @@ async def play(
     place = contextlib.nullcontext(shared) if scenario.place is None else scenario.place()
     try:
         with place as here:
+            assert here is not None, "a scenario without a place is played on the shared servers"
             async with Stage(here.bootstrap_servers, folder, place=here, seed=seed) as stage:
                 await scenario.act(stage)
                 await stage.finish()

@@ -78,7 +78,8 @@ def end(kind: str, index: int, how: Callable[..., Any] = Stage.kill, *arguments:
     """End one of the running ``workers`` or ``consumers``, or pause it."""
 
     def running(stage: Stage) -> Program:
-        return [program for program in getattr(stage, kind) if program.running][index]
+        programs: list[Program] = getattr(stage, kind)
+        return [program for program in programs if program.running][index]
 
     return lambda stage: how(stage, running(stage), *arguments)
 
@@ -120,7 +121,7 @@ IN_ORDER = [
     "before-last-release", "after-last-release",
 ]  # fmt: skip
 #: Attempts before a message of the queue with ordering is released for the last time.
-FEW_ATTEMPTS = {"max_attempts": 3}
+FEW_ATTEMPTS: dict[str, Any] = {"max_attempts": 3}
 
 
 def killed_at(name: str, points: Sequence[str], *options: str, after: int = 3, quick: bool = False) -> Scenario:
@@ -157,7 +158,7 @@ async def handlers_start_without_broker(stage: Stage) -> None:
 
 INSTANCE = "one"
 #: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
-STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
+STATIC: dict[str, Any] = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
 #: Time limits of a take-over, which is shorter than that session timeout, and until the former program has stopped.
 RESTART_SECONDS, FENCED_SECONDS = 20.0, 30.0
 

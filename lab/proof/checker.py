@@ -419,6 +419,6 @@ def judge_quarantine(evidence: Evidence) -> None:
                 # A new owner does not know of a transaction with an unknown outcome.
                 find("quarantine", f"{origin} is in quarantine {len(kept)} times")
     for origin in evidence.quarantined:
-        name, _, offset = origin.rpartition("/")
-        if int(offset) not in evidence.log(name).unreadable:
+        name, _, number = origin.rpartition("/")
+        if int(number) not in evidence.log(name).unreadable:
             find("quarantine", f"{origin} is in quarantine, but readable")

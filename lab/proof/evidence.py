@@ -433,7 +433,7 @@ class Evidence:
     def _take_send(self, event: Event) -> None:
         process, message = event["process"], event["message"]
         if event["type"] == "invoke":
-            call = SendCall(process, message, event.get("topic", event["queue"]), event["content"], [self.number])
+            call = SendCall(process, message, str(event.get("topic", event["queue"])), event["content"], [self.number])
             self.calls.setdefault(message, []).append(call)
             self._open_calls[process, message] = call
             return

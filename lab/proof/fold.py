@@ -182,9 +182,9 @@ class Fold:
 
     def _count_again(self, queue: str, standing: Standing | None, state: str, attempt: int) -> None:
         """Count a message that was acquired before; an ordered one may come back in its place."""
-        ordered = standing is not None and state == LEASED_IN_ORDER
-        released = ordered and standing.state == WAITING_IN_ORDER
-        expired = ordered and standing.state == LEASED_IN_ORDER and attempt > standing.attempt
+        before = standing if state == LEASED_IN_ORDER else None
+        released = before is not None and before.state == WAITING_IN_ORDER
+        expired = before is not None and before.state == LEASED_IN_ORDER and attempt > before.attempt
         self._count(queue, "expired", expired)
         for name in ("redelivered", "acquired") if released or expired else ("reacquired",):
             self._count(queue, name)
@@ -349,7 +349,8 @@ class Fold:
 
     def _held(self, event: Event) -> Iterator[tuple[int, Key, Standing]]:
         """Yield the messages of a marker that its holder has in flight, with their places in the marker."""
-        kind, states = event["kind"], HELD
+        kind = event["kind"]
+        states: tuple[str, ...] = HELD
         if kind == "DISPATCH":
             states = (LEASED, DISPATCHED)
         elif kind == "RELEASE" and event["counted"]:

@@ -278,9 +278,9 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             find(f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
     limits = [settings.get(trail.queue, {}).get("max_attempts") for settings in evidence.versions.values()]
-    most = max((limit for limit in limits if limit is not None), default=inf)
+    last = max((limit for limit in limits if limit is not None), default=inf)
     for delivery in deliveries:
-        if not trail.attempt <= delivery.attempt <= max(most, trail.attempt):
+        if not trail.attempt <= delivery.attempt <= max(last, trail.attempt):
             find(f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
 
 

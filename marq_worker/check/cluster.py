@@ -47,7 +47,7 @@ from marq.wire.record_headers import last_value
 from marq_worker.backlog.consumer_watch import unattended
 from marq_worker.check.brokers import ClockSample
 from marq_worker.check.consumers import GroupPosition, ReadingGroup
-from marq_worker.check.permissions import operations
+from marq_worker.check.permissions import Operations, operations
 
 #: Interval between two attempts to find a coordinator.
 _PAUSE_S = 0.1
@@ -116,7 +116,7 @@ class ClusterView:
             reasons[name] = "" if could else (text[0] if text else None) or error.__name__
         return Refusals(reasons, too_many)
 
-    async def allowed_on_topics(self, topics: list[str]) -> dict[str, frozenset[str] | None]:
+    async def allowed_on_topics(self, topics: list[str]) -> Operations:
         """Return the permissions on topics; None if unknown, as for missing topics."""
         try:
             answer = await self._admin._send_request(allowed_on_topics(topics))

@@ -19,10 +19,11 @@ from typing import TypeVar
 from aiohttp import ClientError, ClientSession, ClientTimeout, ConnectionTimeoutError
 
 from marq.client.threads import in_thread
+from marq.dead_letters.selection import CountKey
 from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
 from marq.kafka.group_members import DescribedMember
-from marq.kafka.inspector import Inspector, Waiting
+from marq.kafka.inspector import Inspector
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
@@ -46,7 +47,7 @@ from marq_worker.check.consumers import (
     with_large_messages,
 )
 from marq_worker.check.findings import CheckFinding, fine, problem, warning
-from marq_worker.check.permissions import WORKER, Allowed, Use, judge_permissions
+from marq_worker.check.permissions import WORKER, Allowed, Operations, Use, judge_permissions
 from marq_worker.check.queues import (
     groups_of,
     judge_defined,
@@ -166,7 +167,9 @@ class Examination:
         names = topics_of(self._client.names, changelog=self._tracker)
         look = await self._ask("the topics", lambda: view.look_up(names), failed=Look())
         await self._topics(view, look, names, brokers)
-        allowed = await self._ask("the permissions on topics", lambda: view.allowed_on_topics(names), failed={})
+        allowed = await self._ask(
+            "the permissions on topics", lambda: view.allowed_on_topics(names), failed=Operations()
+        )
         published = await self._published(view, look, allowed)
         definitions = published.definitions
         owners = definitions.owners_of_topics()
@@ -184,7 +187,7 @@ class Examination:
             self._add(*await look_at_file(self._client, definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
         allowed |= await self._ask(
-            "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed={}
+            "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed=Operations()
         )
         await self._permissions(view, [definitions, with_file(definitions, file)], allowed, trackers)
         await self._clock(view, look, allowed)
@@ -209,7 +212,7 @@ class Examination:
         if look.found:
             self._add(*judge_topics(self._client, look.found, brokers, changelog=self._tracker))
 
-    async def _published(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> Published:
+    async def _published(self, view: ClusterView, look: Look, allowed: Operations) -> Published:
         topic = self._client.names.queues
         may = allowed.get(topic)
         nothing = Published(Definitions())
@@ -221,7 +224,7 @@ class Examination:
         return published
 
     async def _readers(
-        self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None], definitions: Definitions
+        self, view: ClusterView, look: Look, allowed: Operations, definitions: Definitions
     ) -> tuple[list[ReadingGroup], int] | None:
         """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
@@ -229,7 +232,7 @@ class Examination:
         if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
             return None
         handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
-        seen = await self._ask("the groups", view.group_names, failed=[])
+        seen = await self._ask("the groups", view.group_names, failed=list[str]())
         ours = sorted({names.named_group(definitions.group(queue) or "") for queue in handled})
         groups = [group for group in dict.fromkeys([*ours, *seen]) if queues_of(group, names, definitions)]
         readers = await self._ask("how far groups are", lambda: view.readers(groups[:MAX_GROUPS]), failed=None)
@@ -264,7 +267,9 @@ class Examination:
         queues = with_large_messages([page.metrics for page in pages if page.partitions is not None])
         may = allowed.get(self._client.names.dead_letters)
         if queues and (may is None or "Read" in may):
-            dead = await self._ask("the dead letters", lambda: view.large_messages(queues), failed={})
+            dead: Mapping[CountKey, int] = await self._ask(
+                "the dead letters", lambda: view.large_messages(queues), failed={}
+            )
             self._add(*judge_large_messages(dead))
 
     async def _count(
@@ -279,17 +284,19 @@ class Examination:
             *definitions.names(),
             *(queue for reader in readers for queue in queues_of(reader.group, names, definitions)),
         }
-        ask, inspector = partial(self._ask, failed=None), Inspector(self._client, definitions)
-        lonely = await ask("the consumers of queues", lambda: view.unattended(definitions, queues))
+        inspector = Inspector(self._client, definitions)
+        lonely = await self._ask("the consumers of queues", lambda: view.unattended(definitions, queues), failed=None)
         if lonely is None:
             return None
         some = sorted(lonely.difference(absent))[:MAX_COUNTED]
-        waiting: Waiting | None = await ask("waiting messages", lambda: inspector.waiting(some, MAX_WAITING))
+        waiting = await self._ask("waiting messages", lambda: inspector.waiting(some, MAX_WAITING), failed=None)
         if waiting is None:
             return None
         # Keys of unknown queues, and of queues that were left out because they have consumers.
         others = {key.decode("utf-8", "replace") for key in waiting.unknown_keys} - queues
-        lonely |= (await ask("the consumers of other queues", lambda: view.unattended(definitions, others))) or set()
+        lonely |= await self._ask(
+            "the consumers of other queues", lambda: view.unattended(definitions, others), failed=set[str]()
+        )
         return counted(waiting, lonely, time.time() * 1000)
 
     async def _group(self, view: ClusterView, name: str) -> GroupFacts:
@@ -351,11 +358,11 @@ class Examination:
         self,
         view: ClusterView,
         definitions: Sequence[Definitions],
-        topics: dict[str, frozenset[str] | None],
+        topics: Operations,
         trackers: GroupFacts,
     ) -> None:
         names = self._client.names
-        seen = await self._ask("the groups", view.group_names, failed=[])
+        seen = await self._ask("the groups", view.group_names, failed=list[str]())
         defined = [group for settings in definitions for group in groups_of(settings, names)]
         # An unused group stands for future ones.
         wanted = sorted({*seen, *defined, names.group("check"), names.named_group("check")})[:MAX_GROUPS]
@@ -374,7 +381,7 @@ class Examination:
         use = Use.of(definitions[-1], names, self._settings)
         self._add(*judge_permissions(self._client, self._roles, use, allowed))
 
-    async def _clock(self, view: ClusterView, look: Look, allowed: dict[str, frozenset[str] | None]) -> None:
+    async def _clock(self, view: ClusterView, look: Look, allowed: Operations) -> None:
         topic = self._client.names.queues
         facts, may = look.found.get(topic), allowed.get(topic)
         if facts is None or (may is not None and "Write" not in may):

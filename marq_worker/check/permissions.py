@@ -18,6 +18,8 @@ WORKER = "worker"
 _OPERATIONS = {3: "Read", 4: "Write", 5: "Create", 8: "Describe", 10: "DescribeConfigs"}
 #: The bits of a broker that does not report permissions.
 UNKNOWN = -(2**31)
+#: The allowed operations on topics or groups, by name; None if unknown.
+Operations = dict[str, frozenset[str] | None]
 
 
 def operations(bits: int) -> frozenset[str] | None:

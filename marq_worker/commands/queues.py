@@ -66,7 +66,7 @@ async def queues(setup: Setup, scan: int, watch: str | None, as_json: bool) -> i
             names = {*definitions.names(), *told.queues, *consumed}
             if told.backlog:
                 waiting = _by_backlog(told)
-                lonely = [queue for queue, metrics in told.queues.items() if has_no_consumer(metrics)]
+                lonely = {queue for queue, metrics in told.queues.items() if has_no_consumer(metrics)}
             else:
                 waiting = await Inspector(client, definitions).waiting(names, scan)
                 lonely = await _unattended(client, definitions, waiting)

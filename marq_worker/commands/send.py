@@ -53,9 +53,9 @@ async def send(
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: pass only one of them")
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
-    options = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment), "ordering_key": key}
-    options |= {"type": None if kind is None else check_type_name(kind), "deduplication_id": own_id}
-    options |= {"expires_in": _life(life)}
+    options: dict[str, Any] = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
+    options |= {"ordering_key": key, "type": None if kind is None else check_type_name(kind)}
+    options |= {"deduplication_id": own_id, "expires_in": _life(life)}
     options = {key: option for key, option in options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)

@@ -34,8 +34,8 @@ def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
             errors.append(error)
     if errors and not handlers:
         raise errors[0]
-    for error in errors:
-        log.critical("messages wait until this is fixed: %s", error, exc_info=error.__cause__)
+    for failure in errors:
+        log.critical("messages wait until this is fixed: %s", failure, exc_info=failure.__cause__)
     return handlers
 
 

@@ -205,7 +205,9 @@ class RunningHandlers:
     def _name_of(self, message: Message) -> str:
         handled = self.group.queues[message.queue]
         kind = message.type if handled.types else None
-        return handled.handler or handled.handlers[0] if kind not in handled.types else handled.types[kind]
+        if kind is not None and kind in handled.types:
+            return handled.types[kind]
+        return handled.handler or handled.handlers[0]
 
     def calls(self, wanted: tuple[str, str] | None = None) -> list[dict[str, Any]]:
         """Return what handlers do now, those first that have run for longest; may be called in any thread.

@@ -309,8 +309,8 @@ class _GroupProcess:
         try:
             code = await process.wait()
             ended, _ = await asyncio.wait([listening], timeout=REPORTS_END_S)
-            if ended and (error := listening.exception()) is not None:
-                log.error("group %s: its process sent no readable reports: %r", self.group.name, error)
+            if ended and (failure := listening.exception()) is not None:
+                log.error("group %s: its process sent no readable reports: %r", self.group.name, failure)
         finally:
             listening.cancel()
         return f"{process.pid} has ended with exit code {code}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,7 +52,7 @@ class OwnerContext:
     #: Seeks in a markers partition: (partition, offset).
     seek: Callable[[int, int], Awaitable[None]]
     #: First and end offset of a markers partition.
-    log_range: Callable[[int], Awaitable[tuple[int, int]]]
+    log_range: Callable[[int], Coroutine[Any, Any, tuple[int, int]]]
     #: Pause and resume reading a markers partition.
     pause: Callable[[int], None]
     resume: Callable[[int], None] = lambda _: None

@@ -32,7 +32,7 @@ class RetryPauses:
     def next_s(self) -> float:
         """Return the seconds to wait after a failure."""
         first, longest = RETRY_SECONDS
-        pause_s = min(first * 2 ** min(self._failures, _MAX_DOUBLINGS), longest)
+        pause_s = min(first * 2.0 ** min(self._failures, _MAX_DOUBLINGS), longest)
         self._failures += 1
         # Random, so that two workers do not fence each other at the same moments.
         return pause_s * random.uniform(0.5, 1.0)

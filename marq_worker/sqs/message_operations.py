@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
+from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendOptions
 from marq.producer.shared import SharedProducer
@@ -45,6 +46,7 @@ class Outgoing(NamedTuple):
     """A message to send, and the members of the answer that are known before the send."""
 
     data: bytes
+    headers: Sequence[Header]
     options: SendOptions
     answer: dict[str, str]
 
@@ -96,9 +98,7 @@ class MessageOperations:
         ]
         if len(plain) < len(entries):
             return await each_of(self.send, queue, entries)
-        sent = await self._producer.send_each(
-            queue, [(message.data, message.options.get("headers", ())) for message in plain]
-        )
+        sent = await self._producer.send_each(queue, [(message.data, message.headers) for message in plain])
         return [
             {**message.answer, "MessageId": self._ids.of(receipt.id)} if isinstance(receipt, Receipt) else receipt
             for message, receipt in zip(plain, sent, strict=True)
@@ -134,7 +134,7 @@ class MessageOperations:
             answer["MD5OfMessageAttributes"] = sums
         if (sums := md5_of_attributes(system)) is not None:
             answer["MD5OfMessageSystemAttributes"] = sums
-        return Outgoing(body.encode(), options, answer)
+        return Outgoing(body.encode(), headers, options, answer)
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes

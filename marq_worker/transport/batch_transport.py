@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import aiokafka
 import uvloop
@@ -30,6 +30,9 @@ from marq.kafka.connection import stop_consumer
 from marq.kafka.group_consumer import GroupConsumer
 from marq.kafka.paced_clients import paced
 from marq_worker.transport.inbox import Fetched
+
+if TYPE_CHECKING:
+    from marq_worker.app.faust_app import MarqApp
 
 #: Longest wait for records in one poll; a stop or rebalance waits for it.
 _POLL_SECONDS = 1.0
@@ -45,6 +48,8 @@ _NOTHING = TP("marq", -1)
 
 
 class BatchThread(driver.AIOKafkaConsumerThread):
+    app: MarqApp
+
     def __post_init__(self) -> None:
         super().__post_init__()
         #: Ranges that the current fetch has read, by partition.
@@ -93,9 +98,9 @@ class BatchThread(driver.AIOKafkaConsumerThread):
             passed = (passed[0], end) if passed is not None and passed[1] == start else (start, end)
         if records:
             start, end = records[0].offset, records[-1].offset + 1
-            return Fetched(
-                *(passed if passed is not None and passed[0] <= start < end <= passed[1] else (start, end)), records
-            )
+            if passed is None or not passed[0] <= start < end <= passed[1]:
+                passed = start, end
+            return Fetched(*passed, records)
         if passed is not None:
             # For example, only control records: the next batch begins where this one did.
             self._passed[tp] = passed
@@ -160,6 +165,8 @@ def _aiokafka(tp: TP) -> aiokafka.TopicPartition:
 
 class BatchConsumer(driver.Consumer):
     """Delivers one event per fetched batch of a partition."""
+
+    app: MarqApp
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self._resumed = asyncio.Event()
@@ -257,9 +264,9 @@ class BatchConsumer(driver.Consumer):
                 batch.end - 1,
                 last.timestamp / 1000.0,
                 last.timestamp_type,
-                (),
+                [],
                 None,
-                batch,
+                batch,  # type: ignore[arg-type]  # BatchSchema takes it as it is
                 None,
                 0,
                 0,
@@ -289,7 +296,7 @@ class BatchTransport(driver.Transport):
     Producer = PacedProducer
 
 
-class BatchSchema(Schema):
+class BatchSchema(Schema[None, Fetched]):
     """Decodes nothing: the event's value is the :class:`Fetched` itself."""
 
     def compile(self, app: Any, **kwargs: Any) -> Any:

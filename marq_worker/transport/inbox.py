@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from aiokafka.structs import ConsumerRecord
 from faust import Event
@@ -34,7 +34,7 @@ class Inbox:
     def put(self, event: Event) -> None:
         """Add a batch, or drop it if there is no room: the owner notices the gap and seeks back to its start."""
         if len(self._batches) < MAX_INBOX_BATCHES:
-            self._batches.append((event, event.value))
+            self._batches.append((event, cast("Fetched", event.value)))
             self._arrived.set()
 
     def take(self) -> tuple[Event, Fetched]:

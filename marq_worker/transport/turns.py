@@ -55,7 +55,7 @@ class Turn:
             await asyncio.wait([self._task])
 
 
-class Turns(faust.Channel):
+class Turns(faust.Channel[Turn]):
     """An in-memory channel of turns to one agent.
 
     A rebalance clears Faust's own channels; callers would then wait forever.
@@ -65,7 +65,7 @@ class Turns(faust.Channel):
     shown = "<turns>"
 
     @cached_property
-    def queue(self) -> ThrowableQueue:
+    def queue(self) -> ThrowableQueue[Turn]:
         return ThrowableQueue(flow_control=FlowControlEvent(initially_suspended=False))
 
     def get_topic_name(self) -> str:
@@ -78,7 +78,7 @@ class Turns(faust.Channel):
         """
         turn = Turn(work)
         expiry = None if begin_s is None else asyncio.get_running_loop().call_later(begin_s, turn.expire)
-        await self.put(turn)
+        await self.put(turn)  # type: ignore[arg-type]  # a channel takes plain values, too
         try:
             return await turn.over
         finally:

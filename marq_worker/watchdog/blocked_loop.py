@@ -12,6 +12,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 log = logging.getLogger("marq.watchdog")
@@ -78,7 +79,7 @@ class BlockedLoop:
         """Return the innermost frames of the loop's thread, without those that run the loop."""
         frame = sys._current_frames().get(self._thread)
         outermost = None if task is None else getattr(task.get_coro(), "cr_frame", None)
-        frames = []
+        frames: list[tuple[FrameType, int]] = []
         while frame is not None and len(frames) < MAX_FRAMES:
             frames.append((frame, frame.f_lineno))
             frame = None if frame is outermost else frame.f_back

@@ -311,7 +311,8 @@ def add_up(answers: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, float]]:
                 continue
             for name, value in metrics.items():
                 # A worker without a backlog counter lacks some.
-                sums[name] = _COMBINED.get(name, operator.add)(sums[name], value) if name in sums else value
+                combine: Callable[[float, float], float] = _COMBINED.get(name, operator.add)
+                sums[name] = combine(sums[name], value) if name in sums else value
     return total
 
 
@@ -368,7 +369,7 @@ def attach(app: faust.App, owners: TrackerOwners, backlog: BacklogCounter | None
     """Sample the counters of an application's partitions from its start on."""
     statistics = Statistics(owners, backlog)
 
-    @app.timer(SAMPLE_SECONDS, name="statistics")
+    @app.timer(SAMPLE_SECONDS, name="statistics")  # type: ignore[untyped-decorator]
     async def sample(app: faust.App) -> None:
         statistics.sample()
 

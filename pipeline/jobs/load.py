@@ -168,12 +168,12 @@ class Load:
         bad.write.parquet(self.stages.path(hidden, "bad"))
         # The same plan counts and numbers, so that each partition has the same rows both times.
         good = done.where("reason IS NULL").drop("original", "reason")
-        counts = dict(good.groupBy(F.spark_partition_id()).count().collect())
+        counts: dict[int, int] = dict(good.groupBy(F.spark_partition_id()).count().collect())
         ends = [*accumulate(counts.get(partition, 0) for partition in range(max(counts, default=-1) + 1))]
         total = ends[-1] if ends else 0
         load_rows.numbered(good, [0, *ends]).write.parquet(self.stages.path(hidden, "rows"))
         size = self._verified(self.stages.path(hidden, "rows"), total)
-        reasons = dict(bad.groupBy("reason").count().collect())
+        reasons: dict[str, int] = dict(bad.groupBy("reason").count().collect())
         self.stages.remove(hidden, "checked")
         return Stage(
             name, self._options.queue, self._namespace, self._arguments, self._identity, secrets.token_hex(16),

@@ -58,13 +58,13 @@ def run(options: argparse.Namespace) -> int:
     found = statistics(lifecycle, windows, known_keys(lake, options.key))
     lake.write("stats", found.coalesce(1).orderBy("queue", "scope", "starts_at", "key"))
     rows = lake.read("stats").toPandas()
-    about = {"generated_at": datetime.now(UTC), "window_ms": windows.length_ms}
-    document = dashboard.document(rows, **about)
+    now = datetime.now(UTC)
+    document = dashboard.document(rows, generated_at=now, window_ms=windows.length_ms)
     lake.write_text("stats.json", json.dumps(document, ensure_ascii=False, allow_nan=False))
     drawn = {plot.name: plots.draw(plot, rows) for plot in plots.PLOTS}
     for name, picture in drawn.items():
         lake.write_bytes(f"plots/{name}.png", picture)
-    lake.write_text("report.html", report.page(rows, drawn, **about))
+    lake.write_text("report.html", report.page(rows, drawn, generated_at=now, window_ms=windows.length_ms))
     print("\n".join(_lines(rows, windows)))
     print(f"stats.json, report.html and plots/ are in {lake.path}")
     return 0

@@ -143,13 +143,14 @@ def send_to_handler(
     return {**consumer.read(), **cores}
 
 
+def _at_rate(bench: Bench, name: str) -> Measurements:
+    return send_to_handler(bench, bench.prefix(), QUEUE, RATES[name], BURSTS[name])
+
+
 LATENCY = BenchRow(
     "latency",
     "a producer sends at a steady rate: time from when a message should be sent until its handler begins",
-    {
-        name: lambda bench, name=name: send_to_handler(bench, bench.prefix(), QUEUE, RATES[name], BURSTS[name])
-        for name in RATES
-    },
+    {name: partial(_at_rate, name=name) for name in RATES},
     lambda medians: [
         Bar(f"send to handler at {STEADY}: {name}", medians[STEADY][f"{name}_ms"], limit, "ms")
         for name, limit in (("p50", P50_MS), ("p99", P99_MS))

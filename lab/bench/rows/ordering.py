@@ -58,7 +58,8 @@ MOST_MORE_MS = 50.0
 
 def poisoned(bench: Bench, poison: bool) -> Measurements:
     """Measure messages whose key does not fail; with ``poison``, each message of the first key does."""
-    prefix, handled = bench.prefix(), {"failing": SOME_KEYS, "poison": poison, "concurrency": CONCURRENCY}
+    handled: dict[str, Any] = {"failing": SOME_KEYS, "poison": poison, "concurrency": CONCURRENCY}
+    prefix = bench.prefix()
     settings = {"ordering": "key", "max_attempts": "unlimited", "backoff": [10]}
     worker = bench.worker(prefix)
     asyncio.run(take_keys(bench.servers, prefix, settings))
@@ -93,7 +94,8 @@ MOST_OF_UNDISTURBED = 2.0
 
 def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
     """Measure the messages of tenants with few messages, perhaps next to one with many."""
-    prefix, handled = bench.prefix(), {"work_s": HANDLED_MS / 1000, "concurrency": HANDLERS}
+    handled: dict[str, Any] = {"work_s": HANDLED_MS / 1000, "concurrency": HANDLERS}
+    prefix = bench.prefix()
     worker = bench.worker(prefix)
     if fair:
         asyncio.run(take_keys(bench.servers, prefix, {"fair": True}))

@@ -93,7 +93,7 @@ async def readers(servers: str, prefix: str, first: int, consumers: int, message
         if left == 0:
             done.set()
 
-    asyncio.StreamReader.feed_data = feed_and_count  # type: ignore[method-assign]
+    asyncio.StreamReader.feed_data = feed_and_count  # type: ignore[assignment]
     own = [marq.Consumer(queue_name(first + number), servers, prefix=prefix) for number in range(consumers)]
     for start in range(0, consumers, STARTING):
         await asyncio.gather(*(consumer.start() for consumer in own[start : start + STARTING]))

@@ -157,7 +157,7 @@ class Actor:
             changes = {key: read_value(key, text, f"queue {queue!r}:")}
             check_document(changes, f"queue {queue!r}")
         await self._queues.start()
-        await self._queues.change(queue, **changes)  # type: ignore[typeddict-item]
+        await self._queues.change(queue, **changes)
 
     async def run_schedule(self, name: str) -> dict[str, Any]:
         """Send a schedule's message now, besides those at its times; return its id for the audit log."""

@@ -13,6 +13,7 @@ from marq.core.storage.rows import HELD, State
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import check_queue_name
+from marq_worker import queue_states
 from marq_worker.web.dashboard import rows_and_alarms
 from marq_worker.web.dashboard.actions import NotThere
 from marq_worker.web.dashboard.buttons import in_time
@@ -108,7 +109,7 @@ class Pages:
             "pages": pages,
             "columns": rows_and_alarms.COLUMNS,
             "sortable": rows_and_alarms.KEYS,
-            "states": rows_and_alarms.STATES,
+            "states": queue_states.STATES,
             "shown": shown,
             **self._charts(past),
             "workers": len(statistics["workers"]),

@@ -51,7 +51,8 @@ _NAVIGATION = (
 
 #: Returns the data of a page, from the query and the parameters in the path.
 PageData = Callable[..., Awaitable[Data]]
-Handler = Callable[..., Awaitable[web.StreamResponse]]
+#: Any: Faust's views have types of its own for what aiohttp passes and takes.
+Handler = Callable[..., Awaitable[Any]]
 
 
 class PostView(View):
@@ -120,7 +121,7 @@ class DashboardViews:
         async def guarded(view: View, request: web.Request, **parameters: str) -> web.StreamResponse:
             began_s = time.perf_counter()
             try:
-                response = await handler(request, **parameters)
+                response: web.StreamResponse = await handler(request, **parameters)
             except MarqError as error:
                 status, read = _status(error), request.method in SAFE_METHODS
                 heading = (
@@ -205,7 +206,7 @@ def _may_act(request: web.Request) -> bool:
     return visitor is None or visitor.access >= Access.OPERATOR
 
 
-async def _static(view: View, request: web.Request, file: str) -> web.StreamResponse:
+async def _static(view: View, request: Any, file: str) -> Any:
     path = _FILES.get(file)
     if path is None:
         raise web.HTTPNotFound
