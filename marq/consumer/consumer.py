@@ -28,9 +28,8 @@ from marq.handlers.middleware import Middleware, check_middleware
 from marq.handlers.parameters import bound
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
-from marq.leases.message import Message, T_co
+from marq.leases.message import Message, T_co, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import ack, put_back
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
 from marq.settings.definitions import Definitions
 from marq.settings.durations import Duration, duration_ms
@@ -358,7 +357,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         held = [item for item in items if not isinstance(item, str)]
         expiries = [message._expiry_s for message in held]
         for message in held:
-            ack(message)
+            message._ack()
         receiver = running.receiver
         for token in tokens:
             receiver.writer.ack_by_token(token)

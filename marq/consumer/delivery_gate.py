@@ -14,9 +14,8 @@ from marq.consumer.expiry import expired, has_expired, may_expire
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.settings.skipped_records import SkippedRecords
 
 

@@ -15,6 +15,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
@@ -26,7 +27,7 @@ from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import is_coroutine_function
 from marq.handlers.typed import TypedHandlers, called_name, in_thread
-from marq.leases import handler_failures, settlement
+from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
@@ -390,7 +391,7 @@ class HandlerTasks(HandlerPool[Message]):
         buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = writer.now_s, made.popleft, settlement.finish
+        clock, pop, finish = writer.now_s, made.popleft, _finish
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
@@ -483,7 +484,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             except BaseException as error:
                 self._failed(index, batch, error)
             else:
-                settlement.finish_all(batch, self._resumed(index))
+                _finish_all(batch, self._resumed(index))
             self._current[index] = None
             self._forget_cancellations(index)
             await asyncio.sleep(0)
@@ -493,6 +494,34 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         batch, now_s = self._buffer.ready.take(self._max_messages), self._writer.now_s()
         ended = {leased for leased in set(map(_batch, batch)) if leased.expires_s <= now_s}
         return [message for message in batch if message._batch not in ended] if ended else batch
+
+
+def _finish(message: Message) -> None:
+    """Ack a message whose handler returned, unless it has an outcome. This is a hot path.
+
+    It records no decision: only code that keeps the message could decide later, and the writer drops a second ACK.
+    """
+    batch, offset = message._batch, message._offset
+    if not batch.decided or offset not in batch.decided:
+        batch.acked.append(offset)
+        if not batch.dirty:
+            batch.touch()
+        if batch.breaker is not None and offset in batch.open:
+            batch.breaker.succeeded([message])
+
+
+def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
+    """Ack the messages of a batch handler that returned, except those with an outcome; ``call``: if it lost a lease."""
+    for breaker in {message._batch.breaker for message in messages}:
+        if breaker is not None and not (call is not None and call.has_failed(breaker)):
+            breaker.succeeded(messages)
+    for batch, members in groupby(messages, _batch):
+        offsets = [message._offset for message in members]
+        if batch.decided:
+            offsets = [offset for offset in offsets if offset not in batch.decided]
+        if offsets:
+            batch.acked += offsets
+            batch.touch()
 
 
 def _shown(error: BaseException) -> BaseException | str:

@@ -290,7 +290,7 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
 
     async def handler(_: object) -> None: ...
 
-    monkeypatch.setattr("marq.leases.settlement.finish", defective)
+    monkeypatch.setattr("marq.consumer.handler_pool._finish", defective)
     rig = make_rig()
     rig.add(1)
     pool = rig.work(handler, concurrency=2)
