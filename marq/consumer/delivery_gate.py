@@ -9,7 +9,6 @@ from math import inf
 from operator import not_
 
 from marq.client.background import Time
-from marq.client.exception_rules import Failures
 from marq.consumer.expiry import expired, has_expired, may_expire
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.leases.circuit_breaker import QueueBreaker
@@ -40,7 +39,6 @@ class DeliveryGate:
         self._prefetch = prefetch
         self._clock, self._sleep = time.now_s, time.sleep
         self._changed = changed
-        self._failures: dict[str, Failures] = {}
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
         self._pauses: set[asyncio.Task[None]] = set()
@@ -94,14 +92,7 @@ class DeliveryGate:
 
     def apply(self, batch: LeasedBatch) -> None:
         """Apply the current settings to a batch."""
-        settings = self._settings(batch.queue)
-        batch.apply(settings)
-        if settings.errors:
-            known = self._failures.get(batch.queue)
-            if known is None or known.errors is not settings.errors:
-                known = self._failures[batch.queue] = Failures(settings.errors)
-            batch.errors = known
-        batch.breaker = self.breakers.get(batch.queue)
+        batch.settings, batch.breaker = self._settings(batch.queue), self.breakers.get(batch.queue)
 
     def admitted(self, batch: LeasedBatch, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages that may be delivered now; release the others."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from marq.client.exception_rules import policy_for
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
@@ -68,7 +69,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
         return _release_failed(message, delay_ms, cause, call)
     if isinstance(error, INTERRUPTIONS):
         return _release_interrupted(message)
-    policy = None if batch.errors is None else batch.errors.said_of(error)
+    policy = policy_for(error, batch.settings.errors)
     if isinstance(policy, str):
         batch.reject(offset, _text_and_traceback(message, text_of(error), error, call))
         return after_rejection(message, "failed")
