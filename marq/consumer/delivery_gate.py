@@ -153,12 +153,12 @@ class DeliveryGate:
                 if wanted is not None:
                     self.breakers[queue] = QueueBreaker(queue, wanted, self._clock, self._opened)
 
-    def _opened(self, queue: str) -> None:
+    def _opened(self, breaker: QueueBreaker) -> None:
         """Release prefetched messages, and resume reading after the breaker's pause."""
-        breaker = self.breakers.get(queue)
-        if breaker is None:
+        if self.breakers.get(breaker.queue) is not breaker:
+            # Messages in flight keep the breaker that a change of the settings has replaced.
             return
-        for message in self._prefetch.take_of(queue):
+        for message in self._prefetch.take_of(breaker.queue):
             put_back([message], breaker.delay_ms(message))
         pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
         self._pauses.add(pause)

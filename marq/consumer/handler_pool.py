@@ -298,7 +298,7 @@ class HandlerPool(ABC, Generic[Work]):
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
                 task.cancel(f"the lease expired: {_describe(lost)}")
         # At once, because the thread may never return. When it does, its result does not count.
-        self._interrupted[index].counts(lost[0]._batch.breaker)
+        self._interrupted[index].failed(lost[0]._batch.breaker)
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""

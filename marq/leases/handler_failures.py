@@ -88,7 +88,7 @@ def fail_all(
     for message in messages:
         if only_open and message._offset not in message._batch.open:
             # Its lease has ended, so there is nothing to release.
-            call.counts(message._batch.breaker)
+            call.failed(message._batch.breaker)
             consequences.append((message, None))
         else:
             consequences.append((message, fail(message, error, call)))
@@ -119,13 +119,20 @@ def after_rejection(message: Message, what: str) -> Consequence:
     return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
 
 
-def after_release(message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True) -> Consequence:
-    """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile."""
+def after_release(
+    message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True, reason: str = ""
+) -> Consequence:
+    """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile.
+
+    ``reason``: what its circuit breaker has to do with an attempt that does not count.
+    """
     attempt, settings = message.attempt, message._batch.settings
     if is_exhausted(attempt, counted, settings):
         return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
     wait_ms = release_delay_ms(attempt, counted, delay_ms, settings, _seed(message))
-    uncounted = "" if counted else " and does not count, because the queue's circuit breaker saw no success before"
+    uncounted = "" if counted else " and does not count"
+    if reason:
+        uncounted += f", because the queue's circuit breaker {reason}"
     return Consequence(f"{_attempt(message)} {what}{uncounted}, retry in {wait_ms / 1000:.3g} s")
 
 
@@ -158,26 +165,23 @@ def _text_and_traceback(message: Message, text: str, error: BaseException | None
 
 
 def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
-    breaker, counted = message._batch.breaker, True
-    if breaker is not None:
-        counted = call.counts(breaker)
-        if breaker.pause_left_s:
-            delay_ms = max(delay_ms, breaker.delay_ms(message))
-    text = text_of(error)
+    breaker, text = message._batch.breaker, text_of(error)
+    reason = call.failed(breaker)
+    counted = not reason
+    if breaker is not None and breaker.pause_left_s:
+        delay_ms = max(delay_ms, breaker.delay_ms(message))
     if is_exhausted(message.attempt, counted, message._batch.settings):
         text = _text_and_traceback(message, text, error, call)
     message._batch.release(message._offset, delay_ms, counted=counted, error=text)
-    return after_release(message, delay_ms, counted=counted)
+    return after_release(message, delay_ms, counted=counted, reason=reason)
 
 
 def _reject_failed(message: Message, error: BaseException, call: HandlerCall) -> Consequence:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
-    interrupted = isinstance(error, INTERRUPTIONS)
-    if message._batch.breaker is not None and not interrupted:
-        call.counts(message._batch.breaker)
-    if interrupted:
+    if isinstance(error, INTERRUPTIONS):
         message._batch.reject(message._offset, "interrupted: it may have been processed in part")
         return after_rejection(message, "was interrupted")
+    call.failed(message._batch.breaker)
     message._batch.reject(message._offset, _text_and_traceback(message, text_of(error), error, call))
     return after_rejection(message, "failed")
 
