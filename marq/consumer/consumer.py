@@ -25,7 +25,7 @@ from marq.consumer.session import MemberSession, join
 from marq.consumer.starts import still_leased
 from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
 from marq.handlers.middleware import Middleware, check_middleware
-from marq.handlers.parameters import bound
+from marq.handlers.parameters import bound, name_of
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
 from marq.leases.message import Message, T_co, put_back
@@ -335,7 +335,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         """
         check_handler(handler, "a list of messages")
         if definitions_of(handler):
-            raise ConfigError(f"run_batch({handler!r}): a decorated handler takes one message; use run(handler)")
+            raise ConfigError(f"run_batch({name_of(handler)}): a decorated handler takes one message; use run(handler)")
         size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         running = self._started()

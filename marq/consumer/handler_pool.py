@@ -20,13 +20,13 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
-from marq.client.outcomes import Outcome, Reject, Retry
+from marq.client.outcomes import Outcome, Retry
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
-from marq.handlers.parameters import is_coroutine_function
-from marq.handlers.typed import TypedHandlers, called_name, in_thread
+from marq.handlers.parameters import is_coroutine_function, name_of
+from marq.handlers.typed import TypedHandlers
 from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
@@ -52,6 +52,10 @@ Work = TypeVar("Work")
 
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
+
+#: Errors of messages whose handler was cancelled: with the message that lost its lease, or not by Marq.
+_LOST_TOGETHER = "the lease of another message of this call expired: use a longer lease, or renew() in time"
+_CANCELLED = "CancelledError in the handler: catch it where the handler awaits what is cancelled, or raise marq.Retry"
 
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
@@ -80,11 +84,7 @@ class HandlerPool(ABC, Generic[Work]):
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._function: Callable[[Work], Any] | TypedHandlers = handler
-        call: Callable[[Any], Awaitable[Any]]
-        if isinstance(handler, TypedHandlers):
-            call = handler.calls(self._threaded)
-        else:
-            call = handler if is_coroutine_function(handler) else self._threaded(handler)
+        call = handler.calls(self._call_of) if isinstance(handler, TypedHandlers) else self._call_of(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
@@ -110,7 +110,10 @@ class HandlerPool(ABC, Generic[Work]):
     def _messages(self, work: Work) -> Sequence[Message]:
         """Return the messages of one call."""
 
-    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
+    def _call_of(self, handler: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+        """Return a handler that is a coroutine function, or a coroutine function that calls it in a thread."""
+        if is_coroutine_function(handler):
+            return handler
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
         threads = self._threads
@@ -190,9 +193,14 @@ class HandlerPool(ABC, Generic[Work]):
     def _occupied(self) -> int:
         """Return how many messages handlers have now."""
 
+    def _function_of(self, message: Message) -> Callable[[Any], Any]:
+        """Return the handler that is called with a message."""
+        function = self._function
+        return function.handler_of(message) if isinstance(function, TypedHandlers) else function
+
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
-        return not in_thread(self._function, message)
+        return is_coroutine_function(self._function_of(message))
 
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
@@ -255,7 +263,7 @@ class HandlerPool(ABC, Generic[Work]):
         messages = self.running
         if messages:
             queues = ",".join(sorted({message.queue for message in messages}))
-            handlers = ",".join(sorted({called_name(self._function, message) for message in messages}))
+            handlers = ",".join(sorted({name_of(self._function_of(message)) for message in messages}))
             shown = f" ids={','.join(message.id for message in messages[:MAX_LOGGED_IDS])}" if ids else ""
             log.log(level, "%s: queue=%s handler=%s messages=%d%s", text, queues, handlers, len(messages), shown)
 
@@ -292,18 +300,18 @@ class HandlerPool(ABC, Generic[Work]):
             return
         if index not in self._interrupted:
             self._interrupted[index] = HandlerCall(messages)
-            if in_thread(self._function, messages[0]):
-                log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
-            else:
+            if self.cancellable(messages[0]):
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
                 task.cancel(f"the lease expired: {_describe(lost)}")
+            else:
+                log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
         # At once, because the thread may never return. When it does, its result does not count.
         self._interrupted[index].failed(lost[0]._batch.breaker)
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it lost a lease, and undo the cancellation."""
         call, work = self._interrupted.pop(index, None), self._current[index]
-        if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
+        if call is not None and work is not None and self.cancellable(self._messages(work)[0]):
             self.tasks[index].uncancel()
         return call if self._cancels.pop(index, None) is None else None
 
@@ -315,14 +323,13 @@ class HandlerPool(ABC, Generic[Work]):
         call, stopping = self._resumed(index), self._cancelled
         lost = call is not None
         self._forget_cancellations(index)
-        if by_operator is not None and isinstance(error, asyncio.CancelledError) and not stopping:
+        cancelled = isinstance(error, asyncio.CancelledError) and not stopping
+        if cancelled and by_operator is not None:
             handler_failures.cancel(messages, counted=by_operator)
             return
-        cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
-            text = _describe(messages)
-            replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
+            replaced = LeaseLost(_LOST_TOGETHER) if lost else RuntimeError(_CANCELLED)
             replaced.__cause__, error = error, replaced
         elif isinstance(error, SystemExit) or (isinstance(error, GeneratorExit) and self._is_running(index)):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
@@ -354,7 +361,7 @@ class HandlerPool(ABC, Generic[Work]):
         messages = [message for message, _ in followed]
         # A traceback shows code but no values, so payloads stay out of the log.
         traceback = not isinstance(error, Outcome)
-        self._writer.failures.write(messages, consequence, _shown(error), traceback=traceback)
+        self._writer.failures.write(messages, consequence, handler_failures.shown(error), traceback=traceback)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -522,15 +529,6 @@ def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
         if offsets:
             batch.acked += offsets
             batch.touch()
-
-
-def _shown(error: BaseException) -> BaseException | str:
-    """Return what a line says of an exception."""
-    if isinstance(error, Reject):
-        return error.reason
-    if isinstance(error, Retry):
-        return error.__cause__ or error.__context__ or error
-    return error
 
 
 def _describe(messages: Sequence[Message]) -> str:

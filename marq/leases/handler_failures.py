@@ -53,7 +53,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
     call = call or HandlerCall([message])
     if isinstance(error, Reject):
         # A codec's error may quote the value.
-        cause = None if isinstance(error, DecodeError) else _cause_of(error)
+        cause = None if isinstance(error, DecodeError) else cause_of(error)
         batch.reject(offset, _text_and_traceback(message, error.reason, cause, call))
         return after_rejection(message, "could not be decoded" if isinstance(error, DecodeError) else "was rejected")
     if isinstance(error, NoHandler):
@@ -61,7 +61,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
     if batch.at_most_once:
         return _reject_failed(message, error, call)
     if isinstance(error, Retry):
-        cause = _cause_of(error)
+        cause = cause_of(error)
         delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
         if cause is None:
             batch.release(offset, delay_ms)
@@ -153,7 +153,8 @@ def _seed(message: Message) -> bytes:
     return row_key(message._batch.queue, message._batch.source.log, message._offset)
 
 
-def _cause_of(error: Reject | Retry) -> BaseException | None:
+def cause_of(error: Reject | Retry) -> BaseException | None:
+    """Return the exception that made a handler raise this outcome."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -208,6 +209,13 @@ def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
     delay_ms = min(1_000 << min(uncounted(message._record.headers), 10), MAX_NO_HANDLER_MS)
     batch.release(offset, delay_ms, counted=False, error=error.text)
     return after_release(message, delay_ms, "has no handler", counted=False)
+
+
+def shown(error: BaseException) -> BaseException | str:
+    """Return what a log line says of an exception."""
+    if isinstance(error, Reject):
+        return error.reason
+    return (cause_of(error) or error) if isinstance(error, Retry) else error
 
 
 def text_of(error: BaseException) -> str:

@@ -232,8 +232,7 @@ class Message(Hinted, Generic[T_co]):
         consequence = handler_failures.fail(self, error)
         if consequence is not None and consequence.final:
             # The exception itself propagates, except Reject.
-            text = error.reason if isinstance(error, Reject) else handler_failures.text_of(error)
-            self._batch.keeper.failures.write([self], consequence, text)
+            self._batch.keeper.failures.write([self], consequence, handler_failures.shown(error))
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:
