@@ -63,7 +63,7 @@ _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 class HandlerPool(ABC, Generic[Work]):
     """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
-    ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
+    ``chain`` is the middleware around the handler.
     """
 
     def __init__(
@@ -74,13 +74,11 @@ class HandlerPool(ABC, Generic[Work]):
         concurrency: int,
         demand: int,
         room: int,
-        codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
         self._demand, self._room = demand, room
-        self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._function: Callable[[Work], Any] | TypedHandlers = handler
@@ -89,10 +87,9 @@ class HandlerPool(ABC, Generic[Work]):
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
-        #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
+        #: The current call of each task that lost a lease of it, or that an operator has cancelled. A lost lease
+        #: cancels only calls of coroutine functions.
         self._interrupted: dict[int, HandlerCall] = {}
-        #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
-        self._cancels: dict[int, bool] = {}
         #: When each task began its current call.
         self._begun_s = [0.0] * concurrency
         self._stopping = False
@@ -220,7 +217,8 @@ class HandlerPool(ABC, Generic[Work]):
             messages = self._messages(work)
             if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
-                self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
+                self._interrupted[index] = call = HandlerCall(messages)
+                call.cancelled = counted
                 self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
@@ -309,19 +307,19 @@ class HandlerPool(ABC, Generic[Work]):
         self._interrupted[index].failed(lost[0]._batch.breaker)
 
     def _resumed(self, index: int) -> HandlerCall | None:
-        """Return a task's call if it lost a lease, and undo the cancellation."""
+        """Return a task's call if it was interrupted, and undo the cancellation."""
         call, work = self._interrupted.pop(index, None), self._current[index]
         if call is not None and work is not None and self.cancellable(self._messages(work)[0]):
             self.tasks[index].uncancel()
-        return call if self._cancels.pop(index, None) is None else None
+        return call
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        by_operator = self._cancels.get(index)
         call, stopping = self._resumed(index), self._cancelled
-        lost = call is not None
+        by_operator = None if call is None else call.cancelled
+        lost = call is not None and by_operator is None
         self._forget_cancellations(index)
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled and by_operator is not None:
@@ -372,7 +370,10 @@ class HandlerPool(ABC, Generic[Work]):
 
 
 class HandlerTasks(HandlerPool[Message]):
-    """``concurrency`` tasks of a handler that takes one message."""
+    """``concurrency`` tasks of a handler that takes one message.
+
+    ``codecs`` returns a queue's codec, or None for the consumer's.
+    """
 
     def __init__(
         self,
@@ -384,7 +385,8 @@ class HandlerTasks(HandlerPool[Message]):
         chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
-        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, codecs, chain)
+        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, chain)
+        self._codecs = codecs
         #: The task that began last.
         self._latest = -1
 
@@ -518,7 +520,7 @@ def _finish(message: Message) -> None:
 
 
 def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
-    """Ack the messages of a batch handler that returned, except those with an outcome; ``call``: if it lost a lease."""
+    """Ack the messages of a batch handler that returned, if they have no outcome; ``call`` if it was interrupted."""
     for breaker in {message._batch.breaker for message in messages}:
         if breaker is not None and not (call is not None and call.has_failed(breaker)):
             breaker.succeeded(messages)

@@ -44,6 +44,8 @@ class HandlerCall:
         #: Why the attempt does not count for a breaker's queue; empty if it counts.
         self._reasons: dict[QueueBreaker, str] = {}
         self._traceback: str | None = None
+        #: Whether the attempt counts, if an operator has cancelled the call.
+        self.cancelled: bool | None = None
 
     def failed(self, breaker: QueueBreaker | None) -> str:
         """Tell a breaker once that the call failed; return why the attempt does not count there, empty if it counts."""
