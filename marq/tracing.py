@@ -20,7 +20,6 @@ from marq.client.outcomes import Reject, Retry
 from marq.client.receipt import Receipt
 from marq.client.send_targets import target_of
 from marq.consumer.consumer import Consumer
-from marq.leases import settlement
 from marq.leases.message import Message
 from marq.producer.producer import Producer
 from marq.wire.names import is_synthetic
@@ -152,7 +151,7 @@ async def _processed(work: Message | list[Message], call_next: Callable[[Any], A
         if work._offset not in work._batch.decided:
             # The ack that follows the return of a handler, done a moment earlier so that it has a span.
             with _span("ack", "settle", work.queue, SpanKind.CLIENT, _of(work)):
-                settlement.ack(work)
+                work._ack()
 
 
 @contextmanager

@@ -35,8 +35,8 @@ class Time(Protocol):
 def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | None:
     """Return the error of a task that failed; None if it returned, or was cancelled while its owner was stopping."""
     if task.cancelled():
-        name = task.get_name()
-        return None if stopping else MarqError(f"the task {name!r} was cancelled, but not by Marq")
+        text = f"code in this process has cancelled {task.get_name()!r}, a task of Marq: cancel only your own"
+        return None if stopping else MarqError(text)
     error = task.exception()
     if error is not None and not isinstance(error, MarqError):
         log.error("task stopped after an unexpected error: %s", task.get_name(), exc_info=error)

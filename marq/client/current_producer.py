@@ -35,18 +35,18 @@ class HandlersProducer:
         finally:
             _shared.reset(token)
 
-    async def started(self) -> Client:
-        """Start it if it is not started, and return it."""
+    async def started(self, handler: str) -> Client:
+        """Start it for the ``send`` of a handler if it is not started, and return it."""
         # A plain function runs in a thread, with the context of its task. With asyncio.run() it would open the producer
         # of all handlers in an event loop that ends with the call.
         if asyncio.get_running_loop() is not self._loop:
             raise MarqError(
-                "send() of a handler was called outside the worker's event loop: nothing was sent. In a plain"
-                " function use marq.SyncProducer, or make the handler `async def`"
+                f"{handler}.send() was called outside the worker's event loop: nothing was sent. In a plain function"
+                " use marq.SyncProducer, or make it `async def`"
             )
         # A handler may keep running after the stop; it must not open the producer again.
         if self._stopped:
-            raise MarqError("this worker's producer is stopped, because the worker is stopping: nothing was sent")
+            raise MarqError(f"{handler}.send(): nothing was sent, because the worker is stopping")
         if self._producer is None:
             self._producer = self._make()
         await self._producer.start()
@@ -76,7 +76,7 @@ async def current_producer(handler: str) -> Any:
     """
     shared = _shared.get(None)
     if shared is not None:
-        return await shared.started()
+        return await shared.started(handler)
     loop = asyncio.get_running_loop()
     producers = [producer for producer, started_in in _started.items() if started_in is loop]
     if len(producers) != 1:

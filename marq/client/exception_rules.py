@@ -11,25 +11,19 @@ from marq.settings.backoff import Backoff
 REJECTED = "rejected"
 
 
-class Failures:
-    """The ``errors`` of a queue, found by the nearest class in an exception's MRO.
+def policy_for(error: BaseException, errors: Mapping[str, Backoff | None]) -> Backoff | str | None:
+    """Return the backoff after an exception, REJECTED, or None if the queue's ``errors`` do not mention it.
 
-    A class is named by its defining module, as in tracebacks, or by any loaded module that has it, such as
-    ``httpx.TimeoutException``. Nothing is imported.
+    The nearest class in its MRO decides. A class is named by its defining module, as in tracebacks, or by any loaded
+    module that has it, such as ``httpx.TimeoutException``. Nothing is imported.
     """
-
-    def __init__(self, errors: Mapping[str, Backoff | None]) -> None:
-        self.errors = errors
-
-    def said_of(self, error: BaseException) -> Backoff | str | None:
-        """Return the backoff after an exception, REJECTED, or None if ``errors`` does not mention it."""
-        # Not cached: a name may denote a class only later, when its module is loaded.
-        loaded = {named: name for name in self.errors if (named := _loaded(name)) is not None}
-        for ancestor in type(error).__mro__:
-            for name in (*_names(ancestor), loaded.get(ancestor, "")):
-                if name in self.errors:
-                    return self.errors[name] or REJECTED
-        return None
+    # Not cached: a name may denote a class only later, when its module is loaded.
+    loaded = {named: name for name in errors if (named := _loaded(name)) is not None}
+    for ancestor in type(error).__mro__:
+        for name in (*_names(ancestor), loaded.get(ancestor, "")):
+            if name in errors:
+                return errors[name] or REJECTED
+    return None
 
 
 def _names(kind: type) -> Iterator[str]:

@@ -25,12 +25,11 @@ from marq.consumer.session import MemberSession, join
 from marq.consumer.starts import still_leased
 from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
 from marq.handlers.middleware import Middleware, check_middleware
-from marq.handlers.parameters import bound
+from marq.handlers.parameters import bound, name_of
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
-from marq.leases.message import Message, T_co
+from marq.leases.message import Message, T_co, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import ack, put_back
 from marq.settings.client import ClientOptions, ClientSettings, whole_number
 from marq.settings.definitions import Definitions
 from marq.settings.durations import Duration, duration_ms
@@ -336,7 +335,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         """
         check_handler(handler, "a list of messages")
         if definitions_of(handler):
-            raise ConfigError(f"run_batch({handler!r}): a decorated handler takes one message; use run(handler)")
+            raise ConfigError(f"run_batch({name_of(handler)}): a decorated handler takes one message; use run(handler)")
         size = whole_number("max_messages", max_messages, most=MAX_MAX_IN_FLIGHT)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         running = self._started()
@@ -358,7 +357,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         held = [item for item in items if not isinstance(item, str)]
         expiries = [message._expiry_s for message in held]
         for message in held:
-            ack(message)
+            message._ack()
         receiver = running.receiver
         for token in tokens:
             receiver.writer.ack_by_token(token)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from itertools import compress
 from math import inf
-from operator import not_
 
 from marq.client.background import Time
-from marq.client.exception_rules import Failures
-from marq.consumer.expiry import expired, has_expired, may_expire
+from marq.consumer.expiry import expired
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.settings.skipped_records import SkippedRecords
+
+#: Of a queue that was never purged.
+_NO_PURGE: tuple[SkippedRecords | None, float] = (None, -inf)
 
 
 class DeliveryGate:
@@ -36,12 +35,10 @@ class DeliveryGate:
     ) -> None:
         self._settings, self._skipped, self._broker_ms = settings.queue, settings.skipped, settings.broker_ms
         #: The purged records of each queue, and when they became known here.
-        self._purges: dict[str, SkippedRecords | None] = {}
-        self._purged_s: dict[str, float] = {}
+        self._purges: dict[str, tuple[SkippedRecords | None, float]] = {}
         self._prefetch = prefetch
         self._clock, self._sleep = time.now_s, time.sleep
         self._changed = changed
-        self._failures: dict[str, Failures] = {}
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
         self._pauses: set[asyncio.Task[None]] = set()
@@ -72,10 +69,10 @@ class DeliveryGate:
         ended: list[str] = []
         for queue in queues:
             purge = self._skipped(queue)
-            before = self._purges.setdefault(queue, purge)
+            before, _ = self._purges.setdefault(queue, (purge, -inf))
             if purge is None or purge == before:
                 continue
-            self._purges[queue], self._purged_s[queue] = purge, self._clock()
+            self._purges[queue] = purge, self._clock()
             if purge.in_flight != (before.in_flight if before else {}):
                 put_back(self._prefetch.take_of(queue))
                 ended.append(queue)
@@ -83,26 +80,19 @@ class DeliveryGate:
 
     def has_ended(self, message: Message) -> bool:
         """Return whether a purge has ended a message, even if it is in flight."""
-        batch, purge = message._batch, self._purges.get(message._batch.queue)
+        batch, (purge, _) = message._batch, self._purges.get(message._batch.queue, _NO_PURGE)
         return purge is not None and purge.has_ended(batch.source, message._offset, message._record.timestamp)
 
     def _may_be_purged(self, message: Message) -> bool:
         """Return whether the PURGE may have come before the ACQUIRE of a message."""
-        batch, purge = message._batch, self._purges.get(message._batch.queue)
-        if purge is None or batch.taken_s > self._purged_s.get(batch.queue, -inf):
+        batch, (purge, known_s) = message._batch, self._purges.get(message._batch.queue, _NO_PURGE)
+        if purge is None or batch.taken_s > known_s:
             return self.has_ended(message)
         return not purge.left(batch.source, message._offset, message._record.timestamp)
 
     def apply(self, batch: LeasedBatch) -> None:
         """Apply the current settings to a batch."""
-        settings = self._settings(batch.queue)
-        batch.apply(settings)
-        if settings.errors:
-            known = self._failures.get(batch.queue)
-            if known is None or known.errors is not settings.errors:
-                known = self._failures[batch.queue] = Failures(settings.errors)
-            batch.errors = known
-        batch.breaker = self.breakers.get(batch.queue)
+        batch.settings, batch.breaker = self._settings(batch.queue), self.breakers.get(batch.queue)
 
     def admitted(self, batch: LeasedBatch, messages: Sequence[Message]) -> Sequence[Message]:
         """Return the messages that may be delivered now; release the others."""
@@ -110,15 +100,12 @@ class DeliveryGate:
             # They were acquired before the receiver knew of the pause.
             put_back(messages)
             return []
+        offsets = batch.records.offsets
+        late = {offsets[index] for index in expired(batch.records, self._settings(batch.queue), self._broker_ms())}
         # A RELEASE of a purged message has no effect. An ordered queue then asks the tracker before the next delivery.
-        purged = list(map(self._may_be_purged, messages))
-        put_back(compress(messages, purged))
-        messages = list(compress(messages, map(not_, purged)))
-        if (now_ms := self._expiry_time_ms(batch)) is not None:
-            rules = self._settings(batch.queue)
-            late = [has_expired(each._record.timestamp, each._record.headers, rules, now_ms) for each in messages]
-            put_back(compress(messages, late))
-            messages = list(compress(messages, map(not_, late)))
+        ended = dict.fromkeys([each for each in messages if each._offset in late or self._may_be_purged(each)])
+        put_back(ended)
+        messages = [message for message in messages if message not in ended]
         # Messages with keys may have waited since their breaker was changed or removed.
         breaker = batch.breaker = self.breakers.get(batch.queue)
         if breaker is None:
@@ -134,19 +121,16 @@ class DeliveryGate:
             return True
         if expired(batch.records, self._settings(batch.queue), self._broker_ms()):
             return True
-        purge = self._purges.get(batch.queue)
+        purge, _ = self._purges.get(batch.queue, _NO_PURGE)
         return purge is not None and batch.records.offsets[0] < purge.ends.get(batch.source, 0)
-
-    def _expiry_time_ms(self, batch: LeasedBatch) -> int | None:
-        """Return the time by which messages of a batch may have expired, or None."""
-        return self._broker_ms() if may_expire(batch.records, self._settings(batch.queue)) else None
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""
         prefetch = self._prefetch
         if self.breakers or (self._paused and not prefetch.is_shared):
             rooms = {queue: self._room_of(prefetch.buffers[queue], most, pending) for queue in self._unpaused}
-            return max([self._room(queue, room) for queue, room in rooms.items()], default=0)
+            breakers = self.breakers
+            return max([breakers[q].room(room) if q in breakers else room for q, room in rooms.items()], default=0)
         if self._unpaused:
             return max([self._room_of(buffer, most, pending) for buffer in prefetch.distinct], default=0)
         return 0
@@ -160,10 +144,6 @@ class DeliveryGate:
         if breaker is not None:
             breaker.finished()
 
-    def _room(self, queue: str, wanted: int) -> int:
-        breaker = self.breakers.get(queue)
-        return wanted if breaker is None else breaker.room(wanted)
-
     def _apply_breakers(self, queues: Sequence[str]) -> None:
         """Make the breakers that the queues' settings want; one whose settings have not changed stays as it is."""
         for queue in queues:
@@ -173,12 +153,12 @@ class DeliveryGate:
                 if wanted is not None:
                     self.breakers[queue] = QueueBreaker(queue, wanted, self._clock, self._opened)
 
-    def _opened(self, queue: str) -> None:
+    def _opened(self, breaker: QueueBreaker) -> None:
         """Release prefetched messages, and resume reading after the breaker's pause."""
-        breaker = self.breakers.get(queue)
-        if breaker is None:
+        if self.breakers.get(breaker.queue) is not breaker:
+            # Messages in flight keep the breaker that a change of the settings has replaced.
             return
-        for message in self._prefetch.take_of(queue):
+        for message in self._prefetch.take_of(breaker.queue):
             put_back([message], breaker.delay_ms(message))
         pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
         self._pauses.add(pause)

@@ -15,18 +15,19 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import groupby
 from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from marq.client.codecs import Codec
-from marq.client.outcomes import Outcome, Reject, Retry
+from marq.client.outcomes import Outcome, Retry
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
-from marq.handlers.parameters import is_coroutine_function
-from marq.handlers.typed import TypedHandlers, called_name, in_thread
-from marq.leases import handler_failures, settlement
+from marq.handlers.parameters import is_coroutine_function, name_of
+from marq.handlers.typed import TypedHandlers
+from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
@@ -52,13 +53,17 @@ Work = TypeVar("Work")
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
+#: Errors of messages whose handler was cancelled: with the message that lost its lease, or not by Marq.
+_LOST_TOGETHER = "the lease of another message of this call expired: use a longer lease, or renew() in time"
+_CANCELLED = "CancelledError in the handler: catch it where the handler awaits what is cancelled, or raise marq.Retry"
+
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
 class HandlerPool(ABC, Generic[Work]):
     """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
-    ``codecs`` returns a queue's codec, or None for the consumer's; ``chain`` is the middleware around the handler.
+    ``chain`` is the middleware around the handler.
     """
 
     def __init__(
@@ -69,29 +74,22 @@ class HandlerPool(ABC, Generic[Work]):
         concurrency: int,
         demand: int,
         room: int,
-        codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
         self._demand, self._room = demand, room
-        self._codecs = codecs
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._function: Callable[[Work], Any] | TypedHandlers = handler
-        call: Callable[[Any], Awaitable[Any]]
-        if isinstance(handler, TypedHandlers):
-            call = handler.calls(self._threaded)
-        else:
-            call = handler if is_coroutine_function(handler) else self._threaded(handler)
+        call = handler.calls(self._call_of) if isinstance(handler, TypedHandlers) else self._call_of(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
-        #: The current call of each task that lost a lease of it; calls of coroutine functions are cancelled.
+        #: The current call of each task that lost a lease of it, or that an operator has cancelled. A lost lease
+        #: cancels only calls of coroutine functions.
         self._interrupted: dict[int, HandlerCall] = {}
-        #: Tasks whose current call an operator has cancelled, and whether the attempt counts; also in _interrupted.
-        self._cancels: dict[int, bool] = {}
         #: When each task began its current call.
         self._begun_s = [0.0] * concurrency
         self._stopping = False
@@ -109,7 +107,10 @@ class HandlerPool(ABC, Generic[Work]):
     def _messages(self, work: Work) -> Sequence[Message]:
         """Return the messages of one call."""
 
-    def _threaded(self, handler: Callable[[Work], Any]) -> Callable[[Work], Awaitable[Any]]:
+    def _call_of(self, handler: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
+        """Return a handler that is a coroutine function, or a coroutine function that calls it in a thread."""
+        if is_coroutine_function(handler):
+            return handler
         if self._threads is None:
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
         threads = self._threads
@@ -189,9 +190,14 @@ class HandlerPool(ABC, Generic[Work]):
     def _occupied(self) -> int:
         """Return how many messages handlers have now."""
 
+    def _function_of(self, message: Message) -> Callable[[Any], Any]:
+        """Return the handler that is called with a message."""
+        function = self._function
+        return function.handler_of(message) if isinstance(function, TypedHandlers) else function
+
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
-        return not in_thread(self._function, message)
+        return is_coroutine_function(self._function_of(message))
 
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
@@ -211,7 +217,8 @@ class HandlerPool(ABC, Generic[Work]):
             messages = self._messages(work)
             if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
-                self._interrupted[index], self._cancels[index] = HandlerCall(messages), counted
+                self._interrupted[index] = call = HandlerCall(messages)
+                call.cancelled = counted
                 self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
@@ -254,7 +261,7 @@ class HandlerPool(ABC, Generic[Work]):
         messages = self.running
         if messages:
             queues = ",".join(sorted({message.queue for message in messages}))
-            handlers = ",".join(sorted({called_name(self._function, message) for message in messages}))
+            handlers = ",".join(sorted({name_of(self._function_of(message)) for message in messages}))
             shown = f" ids={','.join(message.id for message in messages[:MAX_LOGGED_IDS])}" if ids else ""
             log.log(level, "%s: queue=%s handler=%s messages=%d%s", text, queues, handlers, len(messages), shown)
 
@@ -291,37 +298,36 @@ class HandlerPool(ABC, Generic[Work]):
             return
         if index not in self._interrupted:
             self._interrupted[index] = HandlerCall(messages)
-            if in_thread(self._function, messages[0]):
-                log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
-            else:
+            if self.cancellable(messages[0]):
                 log.warning("lease lost, its handler is cancelled: %s", _describe(lost))
                 task.cancel(f"the lease expired: {_describe(lost)}")
+            else:
+                log.warning("lease lost; its handler runs in a thread and can't be cancelled: %s", _describe(lost))
         # At once, because the thread may never return. When it does, its result does not count.
-        self._interrupted[index].counts(lost[0]._batch.breaker)
+        self._interrupted[index].failed(lost[0]._batch.breaker)
 
     def _resumed(self, index: int) -> HandlerCall | None:
-        """Return a task's call if it lost a lease, and undo the cancellation."""
+        """Return a task's call if it was interrupted, and undo the cancellation."""
         call, work = self._interrupted.pop(index, None), self._current[index]
-        if call is not None and work is not None and not in_thread(self._function, self._messages(work)[0]):
+        if call is not None and work is not None and self.cancellable(self._messages(work)[0]):
             self.tasks[index].uncancel()
-        return call if self._cancels.pop(index, None) is None else None
+        return call
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
     def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        by_operator = self._cancels.get(index)
         call, stopping = self._resumed(index), self._cancelled
-        lost = call is not None
+        by_operator = None if call is None else call.cancelled
+        lost = call is not None and by_operator is None
         self._forget_cancellations(index)
-        if by_operator is not None and isinstance(error, asyncio.CancelledError) and not stopping:
+        cancelled = isinstance(error, asyncio.CancelledError) and not stopping
+        if cancelled and by_operator is not None:
             handler_failures.cancel(messages, counted=by_operator)
             return
-        cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
-            text = _describe(messages)
-            replaced = LeaseLost(f"of {text}") if lost else RuntimeError("CancelledError in the handler")
+            replaced = LeaseLost(_LOST_TOGETHER) if lost else RuntimeError(_CANCELLED)
             replaced.__cause__, error = error, replaced
         elif isinstance(error, SystemExit) or (isinstance(error, GeneratorExit) and self._is_running(index)):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
@@ -353,7 +359,7 @@ class HandlerPool(ABC, Generic[Work]):
         messages = [message for message, _ in followed]
         # A traceback shows code but no values, so payloads stay out of the log.
         traceback = not isinstance(error, Outcome)
-        self._writer.failures.write(messages, consequence, _shown(error), traceback=traceback)
+        self._writer.failures.write(messages, consequence, handler_failures.shown(error), traceback=traceback)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -364,7 +370,10 @@ class HandlerPool(ABC, Generic[Work]):
 
 
 class HandlerTasks(HandlerPool[Message]):
-    """``concurrency`` tasks of a handler that takes one message."""
+    """``concurrency`` tasks of a handler that takes one message.
+
+    ``codecs`` returns a queue's codec, or None for the consumer's.
+    """
 
     def __init__(
         self,
@@ -376,7 +385,8 @@ class HandlerTasks(HandlerPool[Message]):
         chain: Sequence[Middleware] = (),
     ) -> None:
         # Twice the concurrency, so that the next message is ready when a handler returns.
-        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, codecs, chain)
+        super().__init__(buffer, receiver, handler, concurrency, 2 * concurrency, concurrency, chain)
+        self._codecs = codecs
         #: The task that began last.
         self._latest = -1
 
@@ -390,7 +400,7 @@ class HandlerTasks(HandlerPool[Message]):
         buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = writer.now_s, made.popleft, settlement.finish
+        clock, pop, finish = writer.now_s, made.popleft, _finish
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
@@ -483,7 +493,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             except BaseException as error:
                 self._failed(index, batch, error)
             else:
-                settlement.finish_all(batch, self._resumed(index))
+                _finish_all(batch, self._resumed(index))
             self._current[index] = None
             self._forget_cancellations(index)
             await asyncio.sleep(0)
@@ -495,13 +505,32 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         return [message for message in batch if message._batch not in ended] if ended else batch
 
 
-def _shown(error: BaseException) -> BaseException | str:
-    """Return what a line says of an exception."""
-    if isinstance(error, Reject):
-        return error.reason
-    if isinstance(error, Retry):
-        return error.__cause__ or error.__context__ or error
-    return error
+def _finish(message: Message) -> None:
+    """Ack a message whose handler returned, unless it has an outcome. This is a hot path.
+
+    It records no decision: only code that keeps the message could decide later, and the writer drops a second ACK.
+    """
+    batch, offset = message._batch, message._offset
+    if not batch.decided or offset not in batch.decided:
+        batch.acked.append(offset)
+        if not batch.dirty:
+            batch.touch()
+        if batch.breaker is not None and offset in batch.open:
+            batch.breaker.succeeded([message])
+
+
+def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
+    """Ack the messages of a batch handler that returned, if they have no outcome; ``call`` if it was interrupted."""
+    for breaker in {message._batch.breaker for message in messages}:
+        if breaker is not None and not (call is not None and call.has_failed(breaker)):
+            breaker.succeeded(messages)
+    for batch, members in groupby(messages, _batch):
+        offsets = [message._offset for message in members]
+        if batch.decided:
+            offsets = [offset for offset in offsets if offset not in batch.decided]
+        if offsets:
+            batch.acked += offsets
+            batch.touch()
 
 
 def _describe(messages: Sequence[Message]) -> str:

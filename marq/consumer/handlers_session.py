@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
@@ -77,6 +77,8 @@ class HandlersSession(ConsumerSession):
 
     ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
     handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
+    While ``is_quiet``, it takes no more messages, as if all queues were paused; call ``apply_pauses`` of its receiver
+    when that changes.
     """
 
     def __init__(
@@ -95,9 +97,10 @@ class HandlersSession(ConsumerSession):
         instance_id: str | None = None,
         shutdown_s: float = TESTS_SHUTDOWN_S,
         shutdown_limit_s: float = inf,
+        is_quiet: Callable[[], bool] = lambda: False,
     ) -> None:
         self._definitions = definitions
-        self._quiet = False
+        self._is_quiet = is_quiet
         codecs = {
             queue: codec
             for queue, handler in handlers.items()
@@ -122,12 +125,7 @@ class HandlersSession(ConsumerSession):
 
     def _settings(self, queue: str) -> QueueSettings:
         settings = self._definitions.settings(queue)
-        return replace(settings, paused=True) if self._quiet else settings
-
-    def set_quiet(self, quiet: bool) -> None:
-        """Take no more messages, as if all queues were paused; or take messages again."""
-        self._quiet = quiet
-        self.receiver.apply_pauses()
+        return replace(settings, paused=True) if self._is_quiet() else settings
 
     async def connect(self) -> None:
         """Connect, and open the resources."""

@@ -13,9 +13,8 @@ from typing import Protocol
 
 from marq.consumer.expiry import has_expired
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.wire.record_headers import uncounted
 
 log = logging.getLogger("marq")

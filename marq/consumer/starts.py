@@ -25,9 +25,8 @@ from marq.consumer.prefetch import Prefetch, SuspectTurn
 from marq.consumer.writer import Listener
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter, marker_records
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Dispatch, Renew, Source
 from marq.wire.record_headers import expired

@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Sequence
-from typing import Protocol
+from collections.abc import AsyncGenerator, Sequence
 
-from marq.client.background import Time
-from marq.kafka.log_reader import MarkersReader
+from marq.backend.cluster import Cluster
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode
@@ -30,26 +28,14 @@ _WRITE_LIMIT_S, _STOP_S = 10.0, 1.0
 _KIND_AT = 3
 
 
-class Brokers(Time, Protocol):
-    """The brokers and their clock, as :class:`marq.backend.cluster.Cluster`."""
-
-    async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
-        """Return a reader of markers that are written to some partitions from now on."""
-
-
 class TrackerQueries:
     """Sends the questions of one receiver; an outage of trackers is reported once, however many questions it delays."""
 
-    def __init__(
-        self,
-        brokers: Brokers,
-        writer: MarkerWriter,
-        markers_partitions: int,
-    ) -> None:
-        self._open_reader = brokers.markers_reader
+    def __init__(self, cluster: Cluster, writer: MarkerWriter, markers_partitions: int) -> None:
+        self._open_reader = cluster.markers_reader
         self._writer = writer
         self._markers_partitions = markers_partitions
-        self._clock, self._sleep = brokers.now_s, brokers.sleep
+        self._clock, self._sleep = cluster.now_s, cluster.sleep
         #: Whether a missing answer, or a broker error, was reported since the last answer.
         self._reported = self._failed = False
 

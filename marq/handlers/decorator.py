@@ -183,10 +183,10 @@ def handlers_in(*modules: ModuleType) -> list[HandlerDefinition]:
     for module in modules:
         for definition in _methods(module):
             if (definition.queue, definition.type) not in found:
+                owner, _, method = definition.name.partition(":")[2].rpartition(".")
                 raise ConfigError(
                     f"{definition.what}: its handler {definition.name} is a method, and the module names no"
-                    f" instance to call it on: write, for example, {_method_of(definition.name)} ="
-                    f" {_class_of(definition.name)}().{_method_of(definition.name)}"
+                    f" instance to call it on: write, for example, {method} = {owner}().{method}"
                 )
     return list(found.values())
 
@@ -243,7 +243,7 @@ def check_handler(function: Any, takes: str = "a message") -> None:
 
 def _check_callable(function: object, expected: str) -> None:
     if not callable(function) or isinstance(function, type):
-        raise ConfigError(f"handler={function!r}: {expected}")
+        raise ConfigError(f"{function!r} can't be a handler: {expected}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ConfigError(f"handler {name_of(function)}: {expected}; it has a yield, so a call would run nothing of it")
 
@@ -373,11 +373,3 @@ def _methods(module: ModuleType) -> Iterator[HandlerDefinition]:
         if isinstance(value, type) and value.__module__ == module.__name__:
             for member in vars(value):
                 yield from definitions_of(getattr(value, member, None))
-
-
-def _class_of(name: str) -> str:
-    return name.partition(":")[2].rpartition(".")[0]
-
-
-def _method_of(name: str) -> str:
-    return name.rpartition(".")[2]

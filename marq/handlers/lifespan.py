@@ -112,7 +112,13 @@ class Resources:
             task.cancel()
         await asyncio.wait([task])
         if not task.cancelled() and (error := task.exception()) is not None:
-            raise MarqError(f"a lifespan failed on shutdown: {error_text(error, repr)}") from error
+            raise MarqError(f"{self._named} failed on shutdown: {error_text(error, repr)}") from error
+
+    @property
+    def _named(self) -> str:
+        """The lifespans, for an error that one of them caused."""
+        names = ", ".join(map(name_of, self._lifespans))
+        return f"lifespan {names}" if len(self._lifespans) == 1 else f"one of the lifespans {names}"
 
     async def _run(self) -> None:
         states: list[tuple[str, Any]] = []
@@ -134,8 +140,8 @@ class Resources:
         """Report that the lifespans have ended while handlers are running, because one of their task groups failed."""
         task, self._task = self._task, None
         if task is not None:
-            error = None if task.cancelled() else task.exception()
-            failed(MarqError(f"a lifespan ended while handlers were running: {error_text(error, repr)}"))
+            text = "it was cancelled" if task.cancelled() else error_text(task.exception(), repr)
+            failed(MarqError(f"{self._named} ended while handlers were running: {text}"))
 
 
 def _check(function: object) -> None:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from marq.client.codecs import Codec, CodecsByType
 from marq.client.outcomes import NoHandler
 from marq.client.send_targets import Handler
-from marq.handlers.parameters import bound, is_coroutine_function, name_of
+from marq.handlers.parameters import bound
 from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.leases.handler_failures import waits_for_handler
 from marq.leases.message import Message
@@ -74,13 +74,8 @@ class TypedHandlers:
         other = self._refuse if self._untyped is None else self._untyped
         return self._handlers.get(type_of(message), other)
 
-    def calls(self, threaded: Callable[[Any], Any]) -> Call:
-        """Return what calls the handler of a message; ``threaded`` makes a plain function run in a thread."""
-
-        def call_of(handler: Callable[[Message], Any]) -> Call:
-            call: Call = handler if is_coroutine_function(handler) else threaded(handler)
-            return call
-
+    def calls(self, call_of: Callable[[Callable[[Message], Any]], Call]) -> Call:
+        """Return what calls the handler of a message; ``call_of`` makes a coroutine function of each handler."""
         get = {kind: call_of(handler) for kind, handler in self._handlers.items()}.get
         other = self._refuse if self._untyped is None else call_of(self._untyped)
 
@@ -111,14 +106,3 @@ def _no_handler(kind: str | None, types: str) -> str:
 def type_of(message: Message) -> bytes:
     """Return the type of a message as bytes, empty if it has none."""
     return last_value(message._record.headers, TYPE_HEADER) or b""
-
-
-def in_thread(handler: object, message: Message) -> bool:
-    """Return whether the call of a handler with a message runs in a thread."""
-    function = handler.handler_of(message) if isinstance(handler, TypedHandlers) else handler
-    return not is_coroutine_function(function)
-
-
-def called_name(handler: object, message: Message) -> str:
-    """Return the name of the function that a handler calls with a message."""
-    return name_of(handler.handler_of(message) if isinstance(handler, TypedHandlers) else handler)

@@ -41,16 +41,19 @@ class HandlerCall:
 
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
-        self._counts: dict[QueueBreaker, bool] = {}
+        #: Why the attempt does not count for a breaker's queue; empty if it counts.
+        self._reasons: dict[QueueBreaker, str] = {}
         self._traceback: str | None = None
+        #: Whether the attempt counts, if an operator has cancelled the call.
+        self.cancelled: bool | None = None
 
-    def counts(self, breaker: QueueBreaker | None) -> bool:
-        """Whether the failed call counts as an attempt for messages of this breaker's queue."""
+    def failed(self, breaker: QueueBreaker | None) -> str:
+        """Tell a breaker once that the call failed; return why the attempt does not count there, empty if it counts."""
         if breaker is None:
-            return True
-        if breaker not in self._counts:
-            self._counts[breaker] = breaker.failed(self._messages)
-        return self._counts[breaker]
+            return ""
+        if breaker not in self._reasons:
+            self._reasons[breaker] = breaker.failed(self._messages)
+        return self._reasons[breaker]
 
     def traceback(self, error: BaseException) -> str:
         """Return the traceback of the exception of this call, formatted once for all messages."""
@@ -60,14 +63,14 @@ class HandlerCall:
 
     def has_failed(self, breaker: QueueBreaker) -> bool:
         """Whether this breaker knows that the call failed."""
-        return breaker in self._counts
+        return breaker in self._reasons
 
 
 class QueueBreaker:
     """The breaker of one queue; it calls ``opened`` when it opens or begins another pause."""
 
     def __init__(
-        self, queue: str, settings: Breaker, clock: Callable[[], float], opened: Callable[[str], None]
+        self, queue: str, settings: Breaker, clock: Callable[[], float], opened: Callable[[QueueBreaker], None]
     ) -> None:
         self.queue = queue
         self.settings = settings
@@ -127,20 +130,20 @@ class QueueBreaker:
             self._until_s, self._test, self._succeeded = None, None, True
             log.warning("circuit breaker closed: queue=%s", self.queue)
 
-    def failed(self, messages: Sequence[Message]) -> bool:
-        """Record that a handler failed; return whether the attempt counts."""
-        if self._until_s is not None:
+    def failed(self, messages: Sequence[Message]) -> str:
+        """Record that a handler failed; return why the attempt does not count, empty if it counts."""
+        if (state := self.state) != CLOSED:
             if self._test in messages:
                 self._open()
-            return False
-        counts, self._succeeded = self._succeeded, False
+            return f"is {state}"
+        succeeded, self._succeeded = self._succeeded, False
         self._outcomes.append(True)
         window = self.settings.window
         # Not `failures >= failure_rate * window`: 0.55 * 100 is more than 55.
         if len(self._outcomes) == window and self._outcomes.count(True) / window >= self.settings.failure_rate:
             self._open()
-            return False
-        return counts
+            return "has opened"
+        return "" if succeeded else "saw no success before"
 
     def _open(self) -> None:
         self._until_s = self._clock() + self.settings.reset_timeout_ms / 1000
@@ -150,4 +153,4 @@ class QueueBreaker:
             "circuit breaker open, no message is delivered: queue=%s reset_timeout=%gs", self.queue,
             self.settings.reset_timeout_ms / 1000,
         )  # fmt: skip
-        self._opened(self.queue)
+        self._opened(self)

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from marq.client.exception_rules import policy_for
 from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
 from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
@@ -52,7 +53,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
     call = call or HandlerCall([message])
     if isinstance(error, Reject):
         # A codec's error may quote the value.
-        cause = None if isinstance(error, DecodeError) else _cause_of(error)
+        cause = None if isinstance(error, DecodeError) else cause_of(error)
         batch.reject(offset, _text_and_traceback(message, error.reason, cause, call))
         return after_rejection(message, "could not be decoded" if isinstance(error, DecodeError) else "was rejected")
     if isinstance(error, NoHandler):
@@ -60,7 +61,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
     if batch.at_most_once:
         return _reject_failed(message, error, call)
     if isinstance(error, Retry):
-        cause = _cause_of(error)
+        cause = cause_of(error)
         delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
         if cause is None:
             batch.release(offset, delay_ms)
@@ -68,7 +69,7 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
         return _release_failed(message, delay_ms, cause, call)
     if isinstance(error, INTERRUPTIONS):
         return _release_interrupted(message)
-    policy = None if batch.errors is None else batch.errors.said_of(error)
+    policy = policy_for(error, batch.settings.errors)
     if isinstance(policy, str):
         batch.reject(offset, _text_and_traceback(message, text_of(error), error, call))
         return after_rejection(message, "failed")
@@ -87,7 +88,7 @@ def fail_all(
     for message in messages:
         if only_open and message._offset not in message._batch.open:
             # Its lease has ended, so there is nothing to release.
-            call.counts(message._batch.breaker)
+            call.failed(message._batch.breaker)
             consequences.append((message, None))
         else:
             consequences.append((message, fail(message, error, call)))
@@ -118,13 +119,20 @@ def after_rejection(message: Message, what: str) -> Consequence:
     return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
 
 
-def after_release(message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True) -> Consequence:
-    """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile."""
+def after_release(
+    message: Message, delay_ms: int, what: str = "failed", *, counted: bool = True, reason: str = ""
+) -> Consequence:
+    """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile.
+
+    ``reason``: what its circuit breaker has to do with an attempt that does not count.
+    """
     attempt, settings = message.attempt, message._batch.settings
     if is_exhausted(attempt, counted, settings):
         return Consequence(f"{_attempt(message)} {what}, {_end(message)}", final=True)
     wait_ms = release_delay_ms(attempt, counted, delay_ms, settings, _seed(message))
-    uncounted = "" if counted else " and does not count, because the queue's circuit breaker saw no success before"
+    uncounted = "" if counted else " and does not count"
+    if reason:
+        uncounted += f", because the queue's circuit breaker {reason}"
     return Consequence(f"{_attempt(message)} {what}{uncounted}, retry in {wait_ms / 1000:.3g} s")
 
 
@@ -145,7 +153,8 @@ def _seed(message: Message) -> bytes:
     return row_key(message._batch.queue, message._batch.source.log, message._offset)
 
 
-def _cause_of(error: Reject | Retry) -> BaseException | None:
+def cause_of(error: Reject | Retry) -> BaseException | None:
+    """Return the exception that made a handler raise this outcome."""
     return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
@@ -157,26 +166,23 @@ def _text_and_traceback(message: Message, text: str, error: BaseException | None
 
 
 def _release_failed(message: Message, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
-    breaker, counted = message._batch.breaker, True
-    if breaker is not None:
-        counted = call.counts(breaker)
-        if breaker.pause_left_s:
-            delay_ms = max(delay_ms, breaker.delay_ms(message))
-    text = text_of(error)
+    breaker, text = message._batch.breaker, text_of(error)
+    reason = call.failed(breaker)
+    counted = not reason
+    if breaker is not None and breaker.pause_left_s:
+        delay_ms = max(delay_ms, breaker.delay_ms(message))
     if is_exhausted(message.attempt, counted, message._batch.settings):
         text = _text_and_traceback(message, text, error, call)
     message._batch.release(message._offset, delay_ms, counted=counted, error=text)
-    return after_release(message, delay_ms, counted=counted)
+    return after_release(message, delay_ms, counted=counted, reason=reason)
 
 
 def _reject_failed(message: Message, error: BaseException, call: HandlerCall) -> Consequence:
     """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
-    interrupted = isinstance(error, INTERRUPTIONS)
-    if message._batch.breaker is not None and not interrupted:
-        call.counts(message._batch.breaker)
-    if interrupted:
+    if isinstance(error, INTERRUPTIONS):
         message._batch.reject(message._offset, "interrupted: it may have been processed in part")
         return after_rejection(message, "was interrupted")
+    call.failed(message._batch.breaker)
     message._batch.reject(message._offset, _text_and_traceback(message, text_of(error), error, call))
     return after_rejection(message, "failed")
 
@@ -203,6 +209,13 @@ def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
     delay_ms = min(1_000 << min(uncounted(message._record.headers), 10), MAX_NO_HANDLER_MS)
     batch.release(offset, delay_ms, counted=False, error=error.text)
     return after_release(message, delay_ms, "has no handler", counted=False)
+
+
+def shown(error: BaseException) -> BaseException | str:
+    """Return what a log line says of an exception."""
+    if isinstance(error, Reject):
+        return error.reason
+    return (cause_of(error) or error) if isinstance(error, Retry) else error
 
 
 def text_of(error: BaseException) -> str:

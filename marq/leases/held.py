@@ -26,7 +26,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 from marq.client.codecs import Codec, CodecsByType
-from marq.client.exception_rules import Failures
 from marq.core.redeliver_or_dead_letter import is_exhausted
 from marq.kafka.records import Records, Row
 from marq.leases.receiver_settings import ReceiverSettings
@@ -98,10 +97,9 @@ class LeasedBatch:
     """The shared lease of some messages, and their outcomes that are not written yet."""
 
     __slots__ = (
-        "acked", "at_most_once", "breaker", "codec", "decided", "dirty", "ends", "errors", "expires_s", "fixed_ms",
-        "holder", "in_order", "keeper", "lease_s", "open", "own_expiry_s", "own_topic", "perhaps_started", "queue",
-        "records", "rejected", "released", "renewed", "settings", "source", "started", "starts_first", "taken_s",
-        "waiting",
+        "acked", "breaker", "codec", "decided", "dirty", "ends", "expires_s", "fixed_ms", "holder", "in_order",
+        "keeper", "lease_s", "open", "own_expiry_s", "own_topic", "perhaps_started", "queue", "records", "rejected",
+        "released", "renewed", "settings", "source", "started", "starts_first", "taken_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -123,12 +121,9 @@ class LeasedBatch:
         self.codec = codec
         #: True if the source is the queue's own topic, where senders choose the keys.
         self.own_topic = own_topic
-        #: The queue's settings when the messages were acquired, and the policies for exceptions that follow from them.
+        #: The queue's settings when the messages were acquired.
         self.settings = _DEFAULTS
-        self.errors: Failures | None = None
         self.breaker: QueueBreaker | None = None
-        #: True if the queue delivers at most once.
-        self.at_most_once = False
         #: True if the starts of some messages have to be written before user code sees them.
         self.starts_first = False
         #: Offsets whose start is in the log, so that the attempt counts if the lease expires.
@@ -161,10 +156,10 @@ class LeasedBatch:
         self.rejected: list[tuple[int, str]] = _NOTHING
         self.renewed: list[Renewed] = _NOTHING
 
-    def apply(self, settings: QueueSettings) -> None:
-        """Apply the queue's settings when the messages were acquired."""
-        self.settings = settings
-        self.at_most_once = settings.delivery == AT_MOST_ONCE
+    @property
+    def at_most_once(self) -> bool:
+        """Whether the queue delivers at most once."""
+        return self.settings.delivery == AT_MOST_ONCE
 
     def expiry_s(self, offset: int) -> float:
         """Return when the lease of one message ends."""
@@ -187,10 +182,9 @@ class LeasedBatch:
             self.own_topic,
         )  # fmt: skip
         part.open = set(offsets)
-        part.fixed_ms, part.settings, part.errors, part.breaker = lease_ms, self.settings, self.errors, self.breaker
-        part.at_most_once, part.in_order = self.at_most_once, self.in_order
-        part.starts_first, part.started = self.starts_first, self.started
-        part.perhaps_started = self.perhaps_started
+        part.fixed_ms, part.settings, part.breaker = lease_ms, self.settings, self.breaker
+        part.in_order, part.starts_first = self.in_order, self.starts_first
+        part.started, part.perhaps_started = self.started, self.perhaps_started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:

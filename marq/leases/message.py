@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self
@@ -13,10 +14,11 @@ from marq.client.hooks import point
 from marq.client.outcomes import DecodeError, Reject, Retry
 from marq.core.deliveries.dead_letter_records import text_of
 from marq.kafka.records import Row
-from marq.leases import handler_failures, settlement
+from marq.leases import handler_failures
 from marq.leases.held import LeasedBatch
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import Hinted, Unknown, refuse
+from marq.wire.error_texts import plain_error
 from marq.wire.errors import LeaseLost, MarqError
 from marq.wire.markers import BACKOFF
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
@@ -155,7 +157,7 @@ class Message(Hinted, Generic[T_co]):
             LeaseLost: the lease ended before the ack was durable. The ack was written anyway.
         """
         expiry_s = self._expiry_s
-        first = settlement.ack(self)
+        first = self._ack()
         if wait:
             await self._batch.keeper.settled()
         if first or not wait:
@@ -177,7 +179,8 @@ class Message(Hinted, Generic[T_co]):
             )
         delay_ms = BACKOFF if delay is None else duration_ms("delay", delay)
         self._check_lease("release", self._expiry_s)
-        settlement.release(self, delay_ms)
+        if self._batch.decide(self._offset):
+            self._batch.release(self._offset, delay_ms)
         if wait:
             await self._settled("release")
 
@@ -190,7 +193,9 @@ class Message(Hinted, Generic[T_co]):
         """
         refuse("reject", unknown)
         self._check_lease("reject", self._expiry_s)
-        settlement.reject(self, str(reason))
+        if self._batch.decide(self._offset):
+            self._batch.reject(self._offset, plain_error(reason := str(reason)))
+            self._batch.keeper.failures.write([self], handler_failures.after_rejection(self, "was rejected"), reason)
         if wait:
             await self._settled("reject")
 
@@ -206,7 +211,10 @@ class Message(Hinted, Generic[T_co]):
         refuse("renew", unknown)
         lease_ms = int(self._batch.lease_s * 1000) if seconds is None else duration_ms("seconds", seconds, least_ms=1)
         self._check_lease("renew", self._expiry_s)
-        settlement.renew(self, lease_ms)
+        batch, offset = self._batch, self._offset
+        longer = batch.keeper.now_s() + lease_ms / 1000 > self._expiry_s
+        if longer and offset in batch.open and offset not in batch.decided:
+            batch.renew(offset, lease_ms)
         if wait:
             await self._settled("renew")
 
@@ -219,17 +227,27 @@ class Message(Hinted, Generic[T_co]):
         self, kind: builtins.type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool:
         if error is None:
-            settlement.ack(self)
+            self._ack()
             return False
         consequence = handler_failures.fail(self, error)
         if consequence is not None and consequence.final:
             # The exception itself propagates, except Reject.
-            text = error.reason if isinstance(error, Reject) else handler_failures.text_of(error)
-            self._batch.keeper.failures.write([self], consequence, text)
+            self._batch.keeper.failures.write([self], consequence, handler_failures.shown(error))
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:
         return f"<Message {self.id} queue={self.queue!r} attempt={self.attempt}>"
+
+    def _ack(self) -> bool:
+        """Ack the message; return False if it already has an outcome."""
+        batch, offset = self._batch, self._offset
+        if not batch.decide(offset):
+            return False
+        batch.ack(offset)
+        # A lost lease has already counted as a failure.
+        if batch.breaker is not None and offset in batch.open:
+            batch.breaker.succeeded([self])
+        return True
 
     def _decoded(self, codec: Codec | CodecsByType) -> Any:
         """Decode once, so that every access returns the same object."""
@@ -274,3 +292,8 @@ class Message(Hinted, Generic[T_co]):
                 f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease expired {late_s:.1f} s"
                 f" before {call}() completed, so it may be delivered again; use a longer lease, or renew() in time"
             )
+
+
+def put_back(messages: Iterable[Message], delay_ms: int = 0) -> int:
+    """Release messages that user code has not seen, uncounted; return how many were still leased."""
+    return sum([message._batch.put_back([message._offset], delay_ms) for message in messages])

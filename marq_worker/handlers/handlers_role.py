@@ -12,6 +12,7 @@ from typing import Any
 from mode import Service
 
 from marq.consumer.handlers_session import QueueHandler, check_value
+from marq.consumer.session import TOPIC_RETRY_S
 from marq.queues.queues import Queues
 from marq.settings.combinations import ORIGINS, check_queue
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
@@ -33,8 +34,8 @@ from marq_worker.publication import check_owner, listed, with_project
 
 log = logging.getLogger("marq.handlers")
 
-#: Seconds between checks for handlers to confirm, and for queues' own topics.
-LOOK_S, TOPIC_RETRY_S = 10.0, 5.0
+#: Seconds between checks for handlers to confirm.
+LOOK_S = 10.0
 
 
 class HandlersRole(Service):

@@ -115,10 +115,9 @@ class RunningHandlers:
             instance_id=instance_id,
             shutdown_s=shutdown_s,
             shutdown_limit_s=shutdown_limit_s,
+            is_quiet=lambda: self.quiet,
         )
         self.session = session
-        if self.quiet:
-            session.set_quiet(True)
         await session.connect()
         if self.session is not session:
             # Stopped meanwhile.
@@ -155,7 +154,7 @@ class RunningHandlers:
             else:
                 log.info("group %s: taking messages again", group)
             if self.session is not None:
-                self.session.set_quiet(quiet)
+                self.session.receiver.apply_pauses()
 
     def apply_definitions(self) -> None:
         """Pause and resume queues as their settings say now, and read where their messages are now."""

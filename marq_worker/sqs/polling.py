@@ -30,10 +30,8 @@ from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.writer import OutcomeWriter, Unheard
 from marq.core.storage.rows import HELD
 from marq.kafka.topics import Topics
-from marq.leases import settlement
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.leases.settlement import put_back
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
@@ -413,11 +411,11 @@ class PolledInOrder(PolledConsumer):
             # Durable before the program sees them: if this process dies then, they keep this lease.
             await running.hold(messages, lease_ms, ends=True, started=True)
         except BaseException:
-            settlement.put_back(messages)
+            put_back(messages)
             raise
         held = [message for message in messages if self._is_held(message)]
         # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
-        settlement.put_back([message for message in messages if message not in held])
+        put_back([message for message in messages if message not in held])
         self._delivered.update({Place(each._batch.source, each.offset): each for each in held})
         return held
 
@@ -429,7 +427,7 @@ class PolledInOrder(PolledConsumer):
             return
         self._purge = purge
         for place in [place for place, message in self._delivered.items() if gate.has_ended(message)]:
-            settlement.ack(self._delivered.pop(place))
+            self._delivered.pop(place)._ack()
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""
@@ -443,17 +441,17 @@ class PolledInOrder(PolledConsumer):
         """Ack a message that :meth:`find` returned; durable on return."""
         running = self._started()
         del self._delivered[Place(message._batch.source, message.offset)]
-        settlement.ack(message)
+        message._ack()
         await running.receiver.writer.settled()
 
     async def release_held(self, message: Message, *, counted: bool) -> None:
         """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
         running = self._started()
         del self._delivered[Place(message._batch.source, message.offset)]
-        if counted:
-            settlement.release(message, 0)
-        else:
-            settlement.put_back([message])
+        if not counted:
+            put_back([message])
+        elif message._batch.decide(message.offset):
+            message._batch.release(message.offset, 0)
         await running.receiver.writer.settled()
 
     async def renew_held(self, message: Message, lease_ms: int) -> bool:

@@ -11,8 +11,7 @@ from lab.proof import history
 from marq.client.outcomes import Reject, Retry
 from marq.consumer.ordering import ordering_keys
 from marq.kafka.records import Records
-from marq.leases import settlement
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.wire.errors import BrokerUnavailable, LeaseLost
 from marq.wire.names import markers_partition
 from tests.simulation.oracle import Violation, violate
@@ -201,7 +200,7 @@ class Handlers:
         how = 1.0 if message._batch.at_most_once else rng.random()
         if how < 0.3 and message._batch.decide(message.offset):
             # As the library does with messages that no handler has seen.
-            settlement.put_back([message], delay_ms or 0)
+            put_back([message], delay_ms or 0)
             self._tell_later("release", message)
         elif how < 0.5:
             await self._tell("release", message, message.release(delay_s))

@@ -370,6 +370,25 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     assert not rig.receiver.gate.breakers
 
 
+async def test_a_breaker_that_a_change_has_replaced_holds_back_no_messages(make_rig) -> None:
+    said = [RULES]
+    rig = make_rig(queue=lambda _: said[0], max_in_flight=10)
+    rig.buffer.handler_demand = 10
+    rig.add(10)
+    taken = await rig.take(4)
+
+    said[0] = QueueSettings(breaker=Breaker(failure_rate=0.5, window=100, reset_timeout_ms=30_000))
+    rig.receiver.apply_pauses()
+    for message in taken:
+        await end(message, Down("no answer"))
+    await rig.settled()
+
+    assert taken[0]._batch.breaker.state == "open"
+    assert state(rig) == "closed"
+    assert sorted(rig.released) == [0, 1, 2, 3]
+    assert len(rig.buffer.ready) == 6
+
+
 @pytest.mark.parametrize("successes", [10, 15])
 async def test_a_failure_after_a_success_that_filled_the_window_is_settled_and_handlers_go_on(
     make_rig, successes: int

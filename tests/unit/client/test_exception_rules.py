@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 import marq
-from marq.client.exception_rules import REJECTED, Failures
+from marq.client.exception_rules import REJECTED, policy_for
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.settings.queue import QueueSettings, check_document, queue_settings
@@ -49,18 +49,18 @@ class Busy(ConnectionError):
 def test_the_class_counts_that_is_nearest(
     errors: dict[str, Backoff | None], error: Exception, expected: object
 ) -> None:
-    assert Failures(errors).said_of(error) == expected
+    assert policy_for(error, errors) == expected
 
 
 def test_a_name_counts_as_soon_as_its_module_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    failures = Failures({"loaded_later.Public": None, "OSError": FIRST})
-    assert failures.said_of(Busy()) == FIRST
+    errors = {"loaded_later.Public": None, "OSError": FIRST}
+    assert policy_for(Busy(), errors) == FIRST
 
     module = ModuleType("loaded_later")
     module.Public = Busy  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "loaded_later", module)
 
-    assert failures.said_of(Busy()) == REJECTED
+    assert policy_for(Busy(), errors) == REJECTED
 
 
 def settings(**document: object) -> QueueSettings:

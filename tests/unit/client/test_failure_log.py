@@ -89,6 +89,29 @@ async def test_the_last_retry_says_when_its_handler_wanted_the_message(make_rig,
     assert record.getMessage() == f"queue q: attempt 5 of 5 ended with Retry, now a dead letter: {text} (t/0/0)"
 
 
+async def test_a_line_says_why_an_attempt_does_not_count(make_rig, caplog) -> None:
+    breaker = {"failure_rate": 0.5, "window": 4, "reset_timeout": 30}
+    rig = with_settings(make_rig, backoff=[1], breaker=breaker)
+    rig.add(5)
+
+    async def handle_some(message: Message) -> None:
+        if message.offset in (1, 2, 4):
+            bill(message.offset)
+
+    pool = rig.work(handle_some)
+    await rig.settler.until(lambda: len(rig.ended) == 5)
+    await pool.stop(1)
+
+    texts = [record.getMessage() for record in records(caplog) if "bill" in record.getMessage()]
+    uncounted = "attempt 1 of 5 failed and does not count, because the queue's circuit breaker"
+    assert [text.partition(": ")[2].partition(":")[0] for text in texts] == [
+        "attempt 1 of 5 failed, retry in 1 s",
+        f"{uncounted} saw no success before, retry in 1 s",
+        # Right after a success.
+        f"{uncounted} has opened, retry in 30 s",
+    ]
+
+
 async def test_a_message_that_its_program_rejects_is_logged(make_rig, caplog) -> None:
     rig = make_rig()
     rig.add(1)

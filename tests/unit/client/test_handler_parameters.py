@@ -366,10 +366,10 @@ async def test_a_workers_producer_opens_at_first_use_and_not_after_the_stop() ->
     await shared.stop()
     assert events == []
     shared = HandlersProducer(Producer)  # type: ignore[arg-type]
-    assert await shared.started() is await shared.started()
+    assert await shared.started("shop:bill") is await shared.started("shop:bill")
     await shared.stop()
-    with pytest.raises(marq.MarqError, match="the worker is stopping: nothing was sent"):
-        await shared.started()
+    with pytest.raises(marq.MarqError, match=r"shop:bill\.send\(\): nothing was sent, because the worker is stopping"):
+        await shared.started("shop:bill")
     assert events[-1] == "stop"
 
 
@@ -380,7 +380,7 @@ async def test_a_plain_function_does_not_open_the_workers_producer_in_an_event_l
     @marq.handler("customers")
     def own_loop(number: str) -> None:
         with pytest.raises(
-            marq.MarqError, match=r"outside the worker's event loop: nothing was sent.*marq\.SyncProducer"
+            marq.MarqError, match=r"bill\.send\(\) was called outside the worker's event loop: .*marq\.SyncProducer"
         ):
             asyncio.run(bill.send(Order(int(number))))
 

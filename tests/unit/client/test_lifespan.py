@@ -102,7 +102,7 @@ async def test_an_error_at_the_end_is_told_after_all_others_were_closed() -> Non
         yield
         raise ConnectionError("no answer")
 
-    with pytest.raises(MarqError, match=r"a lifespan failed on shutdown: ConnectionError\('no answer'\)"):
+    with pytest.raises(MarqError, match=r"disconnecting failed on shutdown: ConnectionError\('no answer'\)"):
         await state_of(yielding(None, journal, "a"), disconnecting)
 
     assert journal == ["open a", "close a"]
@@ -198,7 +198,8 @@ async def test_a_lifespan_whose_background_task_fails_is_told_and_the_others_are
         error = await errors.get()
     await resources.close()
 
-    assert "a lifespan ended while handlers were running" in str(error)
+    assert str(error).startswith("one of the lifespans ")
+    assert "watching ended while handlers were running" in str(error)
     assert text in str(error)
     assert journal == ["open a", "close a"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from marq import DecodeError, Reject, Retry
-from marq.consumer.handler_pool import BURST_S, HandlerPool
+from marq.consumer.handler_pool import _CANCELLED, BURST_S, HandlerPool
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.storage.rows import row_key
 from marq.leases.message import Message
@@ -135,7 +135,7 @@ async def cancel_itself() -> None:
     ("fail", "text"),
     [
         (await_an_exit, "RuntimeError: GeneratorExit in the handler: "),
-        (cancel_itself, "RuntimeError: CancelledError in the handler"),
+        (cancel_itself, f"RuntimeError: {_CANCELLED}"),
     ],
 )
 async def test_an_end_of_a_coroutine_that_is_not_ours_is_an_error_of_its_handler(make_rig, work, fail, text) -> None:
@@ -264,7 +264,7 @@ async def test_after_a_cancellation_that_a_library_has_left_behind_a_worker_goes
 
     assert rig.acked == [0, 3]
     assert rig.released[1][2].startswith("ExceptionGroup")
-    assert rig.released[2][2] == "RuntimeError: CancelledError in the handler"
+    assert rig.released[2][2] == f"RuntimeError: {_CANCELLED}"
 
 
 async def test_a_worker_that_a_handler_has_cancelled_before_it_returned_goes_on(make_rig, work) -> None:
@@ -290,7 +290,7 @@ async def test_a_pool_whose_task_fails_does_not_wait_for_the_others(make_rig, mo
 
     async def handler(_: object) -> None: ...
 
-    monkeypatch.setattr("marq.leases.settlement.finish", defective)
+    monkeypatch.setattr("marq.consumer.handler_pool._finish", defective)
     rig = make_rig()
     rig.add(1)
     pool = rig.work(handler, concurrency=2)
@@ -357,7 +357,7 @@ async def test_a_handler_that_returns_although_an_operator_cancels_it_acks_its_m
     await rig.settler.until(lambda: bool(rig.released))
     await pool.stop(1)
 
-    assert rig.released == {2: (BACKOFF, True, "RuntimeError: CancelledError in the handler")}
+    assert rig.released == {2: (BACKOFF, True, f"RuntimeError: {_CANCELLED}")}
     assert set(cancelling) == {0}
 
 

@@ -280,12 +280,15 @@ async def test_a_quiet_worker_releases_prefetched_messages_finishes_running_ones
         [group] = worker._groups
         session = group._session
         assert session is not None
+        quiet = asyncio.Event()
+        session._is_quiet = quiet.is_set
         await producer.send_many("q", [b"1", b"2"])
         await asyncio.wait_for(begun.wait(), 60)
         await in_flight(session, 2)
 
         # when
-        session.set_quiet(True)
+        quiet.set()
+        session.receiver.apply_pauses()
         await in_flight(session, 1)
         await producer.send("q", b"3")
         gate.set()
@@ -297,6 +300,7 @@ async def test_a_quiet_worker_releases_prefetched_messages_finishes_running_ones
         assert (calls, session.prefetch.in_flight) == ([(b"1", 1)], 0)
         assert [message.value for message in broker.acked("q")] == [b"1"]
 
-        session.set_quiet(False)
+        quiet.clear()
+        session.receiver.apply_pauses()
         await broker.drain("q")
         assert sorted(calls) == [(b"1", 1), (b"2", 1), (b"3", 1)]
