@@ -30,13 +30,13 @@ from marq.wire.markers import (
     LAST,
     Acquire,
     Answer,
-    Batch,
     Cause,
     Delay,
     Dispatch,
     Fact,
     LeftPayloads,
     Payload,
+    PlainBatch,
     Reject,
     Release,
     Renew,
@@ -168,7 +168,7 @@ def _numbers(values: Any, count: int) -> np.ndarray:
     return np.asarray(values, dtype=np.int64)
 
 
-def _columns(batch: Batch, logged_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _columns(batch: PlainBatch, logged_ms: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the values shared by all markers of a batch, and the columns that differ."""
     common: dict[str, Any] = {"kind": kind_of(batch).name, "holder": f"{batch.holder:016x}"}
     if isinstance(batch, Tick):

@@ -23,6 +23,7 @@ from marq.wire.markers import (
     Ack,
     Cancel,
     Dispatch,
+    MixedAcquire,
     Reject,
     Release,
     Renew,
@@ -51,7 +52,7 @@ class MarkerRecord(NamedTuple):
     value: bytes
 
     @classmethod
-    def of(cls, batch: Request, partitions: int) -> MarkerRecord:
+    def of(cls, batch: Request | MixedAcquire, partitions: int) -> MarkerRecord:
         """Return the record of a batch; ``partitions`` is the number of partitions of the markers topic."""
         return cls(markers_partition(*batch.source, partitions), encode(batch))
 

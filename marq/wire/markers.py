@@ -395,23 +395,10 @@ class Tick:
     monotonic_ms: int
 
 
-#: Batches of requests about messages.
-Request = (
-    Acquire
-    | MixedAcquire
-    | Renew
-    | Ack
-    | Release
-    | Reject
-    | Delay
-    | Reschedule
-    | Cancel
-    | Discard
-    | Dispatch
-    | Resume
-    | Purge
-)
-Batch = Request | Fact | Answer | Resumed | Tick
+#: Batches of requests about messages of one queue.
+Request = Acquire | Renew | Ack | Release | Reject | Delay | Reschedule | Cancel | Discard | Dispatch | Resume | Purge
+PlainBatch = Request | Fact | Answer | Resumed | Tick
+Batch = PlainBatch | MixedAcquire
 
 
 def kind_of(batch: Batch) -> Kind:
@@ -424,7 +411,7 @@ def kind_of(batch: Batch) -> Kind:
 _KINDS = {Answer: Kind.ANSWERED, MixedAcquire: Kind.MIXED_ACQUIRE}
 
 
-def split(batch: Batch) -> Sequence[Batch]:
+def split(batch: Batch) -> Sequence[PlainBatch]:
     """Return a batch, or the ACQUIREs of a mixed one."""
     return batch.acquires() if isinstance(batch, MixedAcquire) else (batch,)
 

@@ -26,7 +26,6 @@ from marq.wire.markers import (
     Ack,
     Acquire,
     Answer,
-    Batch,
     Cancel,
     Cause,
     Delay,
@@ -35,6 +34,7 @@ from marq.wire.markers import (
     Fact,
     Kind,
     Payload,
+    PlainBatch,
     Purge,
     Record,
     Reject,
@@ -86,7 +86,7 @@ class Timeline:
             if not isinstance(batch, _OF_NO_MESSAGE):
                 self._read(batch, record, partition)
 
-    def _read(self, batch: Batch, record: Record, partition: int) -> None:
+    def _read(self, batch: PlainBatch, record: Record, partition: int) -> None:
         assert not isinstance(batch, _OF_NO_MESSAGE)
         if isinstance(batch, Acquire | Delay):
             self._find_places(batch, record.value or b"")
@@ -111,7 +111,7 @@ class Timeline:
                 if self.queue in (ANY_QUEUE, batch.queue):
                     self.places.add((batch.source, offset))
 
-    def _note(self, batch: Batch, index: int, number: int, record: Record, partition: int) -> None:
+    def _note(self, batch: PlainBatch, index: int, number: int, record: Record, partition: int) -> None:
         assert not isinstance(batch, _OF_NO_MESSAGE)
         if batch.queue != ANY_QUEUE:
             self.queues.add(batch.queue)
@@ -265,7 +265,7 @@ class _Told(NamedTuple):
     failed: bool = False
 
 
-def _told(batch: Batch, index: int) -> _Told:
+def _told(batch: PlainBatch, index: int) -> _Told:
     match batch:
         case Acquire():
             return _acquired(batch, index)
