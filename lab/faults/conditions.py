@@ -336,12 +336,17 @@ class WallClock:
 
     def __init__(self, file: Path, libraries: Sequence[str] = LIBRARIES) -> None:
         self._file = file
-        self._library = _find(libraries)
+        found = [library for pattern in libraries for library in sorted(Path("/").glob(pattern.lstrip("/")))]
+        if not found:
+            raise ConditionError(
+                f"moving a process's clock needs libfaketime, which is not at {' or '.join(libraries)}:"
+                " apt-get install faketime"
+            )
+        self._library = found[0]
         self.move(0)
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for these processes."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -359,15 +364,6 @@ class WallClock:
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}.new")
         new.write_text(f"{seconds:+f}\n", encoding="ascii")
         new.replace(self._file)  # atomic for readers
-
-
-def _find(patterns: Sequence[str]) -> Path:
-    for pattern in patterns:
-        for library in sorted(Path("/").glob(pattern.lstrip("/"))):
-            return library
-    raise ConditionError(
-        f"moving a process's clock needs libfaketime, which is not at {' or '.join(patterns)}: apt-get install faketime"
-    )
 
 
 @contextmanager
@@ -403,7 +399,6 @@ class SmallDisk:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def fill(self) -> None:
-        """Leave no free space."""
         with (self.path / BALLAST).open("ab", buffering=0) as ballast:
             size = len(CHUNK)
             while size:
@@ -415,7 +410,6 @@ class SmallDisk:
                     size //= 2
 
     def free(self) -> None:
-        """Free the space again."""
         (self.path / BALLAST).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
