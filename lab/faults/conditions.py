@@ -59,23 +59,26 @@ class ScenarioPlace:
 
 #: Heap of each node; two nodes must carry the load of three.
 HEAP = "256m"
-MIN_IN_SYNC = 2
+NODES, MIN_IN_SYNC = 3, 2
+_REPLICATION = ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+_IN_SYNC = ("min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr")
 #: Three JVMs start at the same time, and each waits for the others.
 START_LIMIT_SECONDS = 180.0
 
 
 class BrokerCluster:
-    """Nodes 1 to ``nodes``, each broker and controller with its own data until `close()`.
+    """Three nodes, each broker and controller with its own data until `close()`.
 
-    By default, topics have three replicas, two of which must have a record before `acks=all` answers. Methods block,
+    By default, topics have as many replicas, two of which must have a record before `acks=all` answers. Methods block,
     except ``leader_of``. ``properties`` are on top of the settings of all nodes.
     """
 
-    def __init__(self, nodes: int = 3, *, properties: Mapping[str, str] | None = None) -> None:
-        ids = range(FIRST_NODE_ID, FIRST_NODE_ID + nodes)
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        ids = range(FIRST_NODE_ID, FIRST_NODE_ID + NODES)
         controllers = {node: ports.free_port(HOST) for node in ids}
         cluster_id = new_cluster_id()
-        settings = {**_replicas(nodes), **(properties or {})}
+        settings = {f"{topic}.replication.factor": str(NODES) for topic in _REPLICATION}
+        settings |= {**dict.fromkeys(_IN_SYNC, str(MIN_IN_SYNC)), **(properties or {})}
         self.nodes = {
             node: EmbeddedBroker(
                 address=ports.join_address(HOST, ports.free_port(HOST)),
@@ -134,19 +137,6 @@ class BrokerCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _replicas(nodes: int) -> dict[str, str]:
-    replicas, in_sync = str(nodes), str(min(nodes, MIN_IN_SYNC))
-    return {
-        "default.replication.factor": replicas,
-        "min.insync.replicas": in_sync,
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-    }
 
 
 # --- a proxy ----------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import marq
 from lab.consumer import LEASE_SECONDS
 from lab.faults.conditions import (
     MOVE_SECONDS,
+    NODES,
     BrokerCluster,
     Proxy,
     WallClock,
@@ -402,18 +403,17 @@ async def disk_full(stage: Stage) -> None:
     await stage.owned()
 
 
-REPLICAS = 3
-REPLICATED = begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
+REPLICATED = begin(MARQ_REPLICATION_FACTOR=str(NODES))
 BROKERS = [
     Scenario("broker-restarted", [down(end=EmbeddedBroker.stop)] * 2, place=EmbeddedBroker),
     Scenario("broker-killed", [down()] * 2, place=EmbeddedBroker, quick=True),
     Scenario("broker-away", [down(30)], place=EmbeddedBroker),
-    Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, partial(BrokerCluster, REPLICAS)),
+    Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, BrokerCluster),
     Scenario(
         "too-few-brokers",
         [too_few],
         REPLICATED,
-        partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
+        partial(BrokerCluster, {"min.insync.replicas": str(NODES)}),
     ),
     Scenario("everything-killed", [everything_killed(HOPELESS)], None),
     Scenario(
