@@ -47,6 +47,8 @@ NEWER = "--install=lab.variants:newer"
 TRANSACTIONAL, UNLUCKY, HOPELESS = "--transactional", "--manner=unlucky", "--manner=hopeless"
 #: Deliveries before, between and after faults of slow scenarios; SOME in all others.
 FEWER, FEW = 150, 60
+#: Longer than leases and sessions.
+GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
@@ -175,6 +177,9 @@ def same_twice(kind: str, another: Step) -> Step:
     return fault
 
 
+STATIC_RESTARTED = then(
+    end("workers", -1), worker(again=True, ready=False, **STATIC), lambda stage: stage.owned(RESTART_SECONDS)
+)
 CONSUMERS = [
     killed_at("consumer-killed-at-each-point", POINTS, quick=True),
     killed_at("transactional-consumer-killed", POINTS, TRANSACTIONAL),
@@ -184,22 +189,9 @@ CONSUMERS = [
     Scenario("consumers-join-and-leave", [consumers_join_and_leave], begin(consumers=[["--manner=slow"]], some=0)),
     Scenario("all-consumers-killed", [then(*[end("consumers", -1)] * 2, consumer(), consumer())] * 3),
     Scenario("consumer-paused-past-the-lease", [end("consumers", -1, Stage.pause, LEASE_SECONDS + 1)], quick=True),
-    Scenario(
-        "consumer-paused-past-the-session", [end("consumers", -1, Stage.pause, SESSION_SECONDS + 2 * LEASE_SECONDS)]
-    ),
+    Scenario("consumer-paused-past-the-session", [end("consumers", -1, Stage.pause, GONE_SECONDS)]),
     Scenario("handlers-start-without-broker", [handlers_start_without_broker], None, EmbeddedBroker),
-    Scenario(
-        "static-worker-restarted-elsewhere",
-        [
-            then(
-                end("workers", -1),
-                worker(again=True, ready=False, **STATIC),
-                lambda stage: stage.owned(RESTART_SECONDS),
-            )
-        ]
-        * 2,
-        begin(consumers=[()], **STATIC),
-    ),
+    Scenario("static-worker-restarted-elsewhere", [STATIC_RESTARTED] * 2, begin(consumers=[()], **STATIC)),
     Scenario(
         "one-instance-id-twice",
         [
@@ -274,14 +266,7 @@ WORKERS = [
     ),
     Scenario(
         "worker-paused-past-the-session",
-        [
-            then(
-                worker(),
-                Stage.delivered_more,
-                end("workers", 0, Stage.pause, SESSION_SECONDS + 4),
-                Stage.owned,
-            )
-        ],
+        [then(worker(), Stage.delivered_more, end("workers", 0, Stage.pause, SESSION_SECONDS + 4), Stage.owned)],
     ),
     Scenario("workers-restarted-one-by-one", [then(FIRST_WORKER_STOPPED, worker(again=True))] * 2, begin(workers=2)),
     Scenario("workers-join-and-leave", [workers_join_and_leave]),
@@ -409,12 +394,7 @@ BROKERS = [
     Scenario("broker-killed", [down()] * 2, place=EmbeddedBroker, quick=True),
     Scenario("broker-away", [down(30)], place=EmbeddedBroker),
     Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, BrokerCluster),
-    Scenario(
-        "too-few-brokers",
-        [too_few],
-        REPLICATED,
-        partial(BrokerCluster, {"min.insync.replicas": str(NODES)}),
-    ),
+    Scenario("too-few-brokers", [too_few], REPLICATED, partial(BrokerCluster, {"min.insync.replicas": str(NODES)})),
     Scenario("everything-killed", [everything_killed(HOPELESS)], None),
     Scenario(
         "transactional-everything-killed",
@@ -434,8 +414,6 @@ BROKERS = [
 
 #: Delay of each direction; a request and its response take twice as long.
 DELAY_SECONDS = 0.25
-#: Longer than leases and sessions.
-GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 #: Maximum connection attempts of one process without a broker, in any second.
 MAX_ATTEMPTS = 5
 #: Less than a second, because attempts are limited when they begin and counted when the proxy accepts them: on a busy
@@ -689,22 +667,10 @@ async def abandoned_are_counted(stage: Stage) -> None:
 #: A consumer dies before DISPATCH; then the worker in the transaction of its redeliveries.
 SPENT = dies_at("before-dispatch", 3, *PATIENT)
 RANDOM = random_consumer_and_worker_killed
+MIXED = partial(begin, (), [FAILING] * 2, mix={}, define=RETRIES)
 DELAYS = [
-    Scenario(
-        "mixed-at-random",
-        [RANDOM(0)],
-        begin((), [FAILING] * 2, mix={}, some=FEW, define=RETRIES),
-        holds=redriven,
-        some=FEW,
-        quick=True,
-    ),
-    Scenario(
-        "delays-under-kills",
-        [RANDOM(0), RANDOM(1)],
-        begin((), [FAILING] * 2, mix={}, some=FEWER, define=RETRIES),
-        holds=redriven_under_a_kill,
-        some=FEWER,
-    ),
+    Scenario("mixed-at-random", [RANDOM(0)], MIXED(some=FEW), holds=redriven, some=FEW, quick=True),
+    Scenario("delays-under-kills", [RANDOM(0), RANDOM(1)], MIXED(some=FEWER), holds=redriven_under_a_kill, some=FEWER),
     Scenario(
         "delayed-broker-killed",
         [down()] * 2,
