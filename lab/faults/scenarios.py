@@ -103,8 +103,12 @@ def next_worker(*options: str) -> Step:
     return then(lambda stage: stage.dead(stage.workers[-1]), worker(*options, again=True))
 
 
-#: Kill the newest worker, and restart it with its data.
-WORKER_KILLED = then(end("workers", -1), worker(again=True))
+def worker_killed(*meanwhile: Step) -> Step:
+    """Kill the newest worker, and restart it with its data, if that is still there."""
+    return then(end("workers", -1), *meanwhile, worker(again=True))
+
+
+WORKER_KILLED = worker_killed()
 
 
 def require(holds: object, otherwise: str) -> None:
@@ -159,6 +163,7 @@ async def handlers_start_without_broker(stage: Stage) -> None:
 
 
 INSTANCE = "one"
+SAME_INSTANCE = f"--instance-id={INSTANCE}"
 #: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
 STATIC = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
 #: Time limits of a take-over, which is shorter than that session timeout, and until the former program has stopped.
@@ -194,11 +199,8 @@ CONSUMERS = [
     Scenario("static-worker-restarted-elsewhere", [STATIC_RESTARTED] * 2, begin(consumers=[()], **STATIC)),
     Scenario(
         "one-instance-id-twice",
-        [
-            same_twice("consumers", consumer(f"--instance-id={INSTANCE}")),
-            same_twice("workers", worker(ready=False, **STATIC)),
-        ],
-        begin(consumers=[[f"--instance-id={INSTANCE}"]], **STATIC),
+        [same_twice("consumers", consumer(SAME_INSTANCE)), same_twice("workers", worker(ready=False, **STATIC))],
+        begin(consumers=[[SAME_INSTANCE]], **STATIC),
     ),
 ]
 
@@ -237,14 +239,12 @@ async def halted(stage: Stage) -> None:
 #: A worker dies in the transaction of a firing, after its redeliveries were written.
 IN_TRANSACTION = doomed("in-transaction", 20)
 FIRST_WORKER_STOPPED, FIRST_CONSUMER_STOPPED = end("workers", 0, Stage.stop), end("consumers", 0, Stage.stop)
+WORKER_UPGRADED = then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))
+CONSUMER_UPGRADED = then(FIRST_CONSUMER_STOPPED, consumer(NEWER))
 WORKERS = [
     Scenario("worker-killed", [WORKER_KILLED] * 2, quick=True),
-    Scenario("worker-killed-data-lost", [then(end("workers", -1), data_lost, worker(again=True))]),
-    Scenario(
-        "worker-killed-changelog-lost",
-        [then(end("workers", -1), data_lost, changelog_lost, worker(again=True))],
-        place=EmbeddedBroker,
-    ),
+    Scenario("worker-killed-data-lost", [worker_killed(data_lost)]),
+    Scenario("worker-killed-changelog-lost", [worker_killed(data_lost, changelog_lost)], place=EmbeddedBroker),
     Scenario(
         "worker-killed-in-the-transaction",
         [next_worker(*IN_TRANSACTION), next_worker(*IN_TRANSACTION), next_worker()],
@@ -270,14 +270,7 @@ WORKERS = [
     ),
     Scenario("workers-restarted-one-by-one", [then(FIRST_WORKER_STOPPED, worker(again=True))] * 2, begin(workers=2)),
     Scenario("workers-join-and-leave", [workers_join_and_leave]),
-    Scenario(
-        "upgrade-workers-first",
-        [
-            *[then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))] * 2,
-            *[then(FIRST_CONSUMER_STOPPED, consumer(NEWER))] * 2,
-        ],
-        begin(workers=2),
-    ),
+    Scenario("upgrade-workers-first", [*[WORKER_UPGRADED] * 2, *[CONSUMER_UPGRADED] * 2], begin(workers=2)),
     Scenario(
         "upgrade-consumers-first",
         [
@@ -606,7 +599,7 @@ def random_consumer_and_worker_killed(turn: int) -> Step:
         await stage.kill(random.Random(stage.seed + turn).choice(consumers))
 
     lost = [data_lost] if turn else []
-    return then(random_consumer_killed, end("workers", -1), *lost, worker(again=True), consumer(*FAILING))
+    return then(random_consumer_killed, worker_killed(*lost), consumer(*FAILING))
 
 
 async def redriven_under_a_kill(stage: Stage) -> None:
