@@ -27,18 +27,17 @@ def page_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def placed(page: str, mark: str, text: str) -> str:
     """Return the page with the text between its marks; raise ValueError if it has no such marks."""
-    pattern = _pattern(mark)
-    if not pattern.search(page):
-        raise ValueError(f"no <!-- {mark}: begin --> and <!-- {mark}: end -->")
-    return pattern.sub(lambda match: f"{match[1]}{text}{match[3]}", page)
+    before, _, after = _parts(page, mark)
+    return f"{before}{text}{after}"
 
 
 def between(page: str, mark: str) -> str:
     """Return the text between the marks; raise like :func:`placed`."""
-    if not (match := _pattern(mark).search(page)):
+    return _parts(page, mark)[1]
+
+
+def _parts(page: str, mark: str) -> Sequence[str]:
+    match = re.fullmatch(rf"(.*<!-- {mark}: begin -->\n)(.*)(\n<!-- {mark}: end -->.*)", page, re.DOTALL)
+    if match is None:
         raise ValueError(f"no <!-- {mark}: begin --> and <!-- {mark}: end -->")
-    return match[2]
-
-
-def _pattern(mark: str) -> re.Pattern[str]:
-    return re.compile(rf"(<!-- {mark}: begin -->\n)(.*)(\n<!-- {mark}: end -->)", re.DOTALL)
+    return match.groups()

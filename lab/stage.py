@@ -254,7 +254,6 @@ class Stage:
     # --- faults -------------------------------------------------------------------------------------------------------
 
     def note(self, type_: str, op: str, *, process: str = "nemesis", **fields: Any) -> None:
-        """Add an event to the history."""
         self.events.append({"process": process, "type": type_, "op": op, "at_ms": time.monotonic() * 1000, **fields})
 
     @contextlib.contextmanager

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -24,8 +24,6 @@ from marq.wire.names import ORIGIN_HEADER
 _FETCH_MS = 200
 STOP_SECONDS = 1.0
 DELETE_SECONDS = 30.0
-#: A position in a topic: the next offset of each partition.
-Position = Mapping[int, int]
 
 
 class TopicScan:
@@ -61,13 +59,9 @@ class TopicScan:
     async def __aexit__(self, *_: object) -> None:
         await stop_consumer(self._consumer, STOP_SECONDS)
 
-    async def end(self) -> Position:
-        ends = await self._consumer.end_offsets(self._partitions)
-        return {tp.partition: offset for tp, offset in ends.items()}
-
     async def written(self) -> int:
         """Return the sum of the partitions' end offsets."""
-        return sum((await self.end()).values())
+        return sum((await self._consumer.end_offsets(self._partitions)).values())
 
     async def follow(self) -> AsyncIterator[Any]:
         """Iterate over all further records, and wait for more at the end."""
@@ -78,9 +72,9 @@ class TopicScan:
 
     async def to_end(self) -> AsyncIterator[Any]:
         """Iterate over the records that were not read yet, up to the current end."""
-        end = await self.end()
+        ends = await self._consumer.end_offsets(self._partitions)
         # The position passes records that are not returned: control records of transactions, and aborted records.
-        while any([await self._consumer.position(tp) < end[tp.partition] for tp in self._partitions]):
+        while any([await self._consumer.position(tp) < ends[tp] for tp in self._partitions]):
             for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
                 for record in records:
                     yield record

@@ -104,7 +104,6 @@ def compare(truth: Truth, ingested: str, audit: dict[str, Any]) -> None:
 
 
 def bars(medians: Medians) -> list[Bar]:
-    """Return the bars of the largest run, and of the growth from the smallest."""
     smallest, largest = medians.values()
     markers = largest["markers"]
     judged = markers / (largest["lifecycle_seconds"] + largest["audit_seconds"])

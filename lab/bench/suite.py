@@ -19,7 +19,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -152,7 +152,6 @@ class Bench:
         return worker
 
     def client(self, function: Callable[..., object], *arguments: object) -> BenchClient:
-        """Start a client."""
         return self._processes.enter_context(BenchClient(function, *arguments))
 
     def end_processes(self) -> None:
@@ -292,7 +291,6 @@ def format_number(number: float) -> str:
 
 
 def medians_tables(outcome: RowOutcome) -> list[Table]:
-    """Return a table of the medians of all systems."""
     medians = outcome.medians
     runs = max(len(runs) for runs in outcome.runs.values())
     rows = [
@@ -315,7 +313,18 @@ def run(rows: Sequence[BenchRow], size: Size, name: str, tables: Tables = median
         outcomes = [measure(row, Path(folder), size, say) for row in rows]
     show(outcomes, console, tables)
     say(f"all rows: {(time.monotonic() - began) / 60:.1f} minutes")
-    write_result({"size": {**asdict(size), "only": sorted(size.only)}, "load_before": load, **kept(outcomes)}, name)
+    now = datetime.now(UTC)
+    result = {
+        "date": now.isoformat(timespec="seconds"),
+        "machine": f"{os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": versions(),
+        "size": {**asdict(size), "only": sorted(size.only)},
+        "load_before": load,
+        **kept(outcomes),
+    }
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}{now:%Y-%m-%dT%H%M%S}.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result))
     return outcomes
 
 
@@ -364,22 +373,9 @@ def kept(outcomes: Sequence[RowOutcome]) -> dict[str, Any]:
     }
 
 
-def write_result(result: Mapping[str, Any], name: str) -> None:
-    """Write and print a result, with date, machine and versions."""
-    now = datetime.now(UTC)
-    machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
-    result = {"date": now.isoformat(timespec="seconds"), "machine": machine, "versions": versions(), **result}
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}{now:%Y-%m-%dT%H%M%S}.json"
-    path.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
-
-
 def versions() -> dict[str, str]:
     installed = {"Kafka": KAFKA_VERSION, "Java": str(java.find().version), "Python": platform.python_version()}
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             installed[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return installed

@@ -65,7 +65,6 @@ class Display:
         self._began_s = self._line_s = time.monotonic()
 
     def phase(self, text: str) -> None:
-        """Print the name of the phase that begins."""
         self._line_s = time.monotonic()
         self.say(f"==> {text}")
 

@@ -73,7 +73,6 @@ class DemoPlan:
 
 
 def make_value(number: int) -> bytes:
-    """Return the value of a message."""
     return b"%0*d" % (NUMBER_DIGITS, number) + b"x" * (VALUE_BYTES - NUMBER_DIGITS)
 
 

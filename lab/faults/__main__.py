@@ -8,7 +8,6 @@ The last line is one JSON object. Exit code 1: a message was lost, a finding, or
 from __future__ import annotations
 
 import argparse
-import asyncio
 import contextlib
 import datetime as dt
 import json
@@ -45,13 +44,13 @@ def chosen(only: str) -> list[Scenario]:
     return [scenario for scenario in SCENARIOS if not wanted or scenario.name.startswith(tuple(wanted))]
 
 
-async def play_all(scenarios: Sequence[Scenario], *, audit: bool = False, seed: int = 1) -> list[ScenarioResult]:
+def play_all(scenarios: Sequence[Scenario], *, audit: bool = False, seed: int = 1) -> list[ScenarioResult]:
     results = []
     os.environ["JAVA_TOOL_OPTIONS"] = java.SHORT_LIVED_OPTIONS
     shares = any(scenario.place is None for scenario in scenarios)
     with EmbeddedBroker() if shares else contextlib.nullcontext() as shared:
         for scenario in scenarios:
-            result = await play(scenario, shared, audit=audit, seed=seed)
+            result = play(scenario, shared, audit=audit, seed=seed)
             print("\n".join([result.line(), *[f"    {line}" for line in result.wrong]]), flush=True)
             results.append(result)
     return results
@@ -120,7 +119,7 @@ def main() -> int:
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     began_s = time.monotonic()
     seed = options.seed or (random.randrange(1_000_000) if options.soak else 1)
-    results = asyncio.run(play_all(scenarios, audit=options.audit, seed=seed))
+    results = play_all(scenarios, audit=options.audit, seed=seed)
     if options.write:
         write_table(results, whole=len(scenarios) == len(SCENARIOS))
     totals = summary(results, time.monotonic() - began_s)

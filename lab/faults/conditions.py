@@ -59,23 +59,26 @@ class ScenarioPlace:
 
 #: Heap of each node; two nodes must carry the load of three.
 HEAP = "256m"
-MIN_IN_SYNC = 2
+NODES, MIN_IN_SYNC = 3, 2
+_REPLICATION = ("default", "offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+_IN_SYNC = ("min.insync.replicas", "transaction.state.log.min.isr", "share.coordinator.state.topic.min.isr")
 #: Three JVMs start at the same time, and each waits for the others.
 START_LIMIT_SECONDS = 180.0
 
 
 class BrokerCluster:
-    """Nodes 1 to ``nodes``, each broker and controller with its own data until `close()`.
+    """Three nodes, each broker and controller with its own data until `close()`.
 
-    By default, topics have three replicas, two of which must have a record before `acks=all` answers. Methods block,
+    By default, topics have as many replicas, two of which must have a record before `acks=all` answers. Methods block,
     except ``leader_of``. ``properties`` are on top of the settings of all nodes.
     """
 
-    def __init__(self, nodes: int = 3, *, properties: Mapping[str, str] | None = None) -> None:
-        ids = range(FIRST_NODE_ID, FIRST_NODE_ID + nodes)
+    def __init__(self, properties: Mapping[str, str] | None = None) -> None:
+        ids = range(FIRST_NODE_ID, FIRST_NODE_ID + NODES)
         controllers = {node: ports.free_port(HOST) for node in ids}
         cluster_id = new_cluster_id()
-        settings = {**_replicas(nodes), **(properties or {})}
+        settings = {f"{topic}.replication.factor": str(NODES) for topic in _REPLICATION}
+        settings |= {**dict.fromkeys(_IN_SYNC, str(MIN_IN_SYNC)), **(properties or {})}
         self.nodes = {
             node: EmbeddedBroker(
                 address=ports.join_address(HOST, ports.free_port(HOST)),
@@ -134,19 +137,6 @@ class BrokerCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _replicas(nodes: int) -> dict[str, str]:
-    replicas, in_sync = str(nodes), str(min(nodes, MIN_IN_SYNC))
-    return {
-        "default.replication.factor": replicas,
-        "min.insync.replicas": in_sync,
-        "offsets.topic.replication.factor": replicas,
-        "transaction.state.log.replication.factor": replicas,
-        "transaction.state.log.min.isr": in_sync,
-        "share.coordinator.state.topic.replication.factor": replicas,
-        "share.coordinator.state.topic.min.isr": in_sync,
-    }
 
 
 # --- a proxy ----------------------------------------------------------------------------------------------------------
@@ -336,12 +326,17 @@ class WallClock:
 
     def __init__(self, file: Path, libraries: Sequence[str] = LIBRARIES) -> None:
         self._file = file
-        self._library = _find(libraries)
+        found = [library for pattern in libraries for library in sorted(Path("/").glob(pattern.lstrip("/")))]
+        if not found:
+            raise ConditionError(
+                f"moving a process's clock needs libfaketime, which is not at {' or '.join(libraries)}:"
+                " apt-get install faketime"
+            )
+        self._library = found[0]
         self.move(0)
 
     @property
     def environment(self) -> dict[str, Any]:
-        """Variables for these processes."""
         return {
             "LD_PRELOAD": str(self._library),
             "FAKETIME_TIMESTAMP_FILE": str(self._file),
@@ -359,15 +354,6 @@ class WallClock:
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}.new")
         new.write_text(f"{seconds:+f}\n", encoding="ascii")
         new.replace(self._file)  # atomic for readers
-
-
-def _find(patterns: Sequence[str]) -> Path:
-    for pattern in patterns:
-        for library in sorted(Path("/").glob(pattern.lstrip("/"))):
-            return library
-    raise ConditionError(
-        f"moving a process's clock needs libfaketime, which is not at {' or '.join(patterns)}: apt-get install faketime"
-    )
 
 
 @contextmanager
@@ -403,7 +389,6 @@ class SmallDisk:
         self._keeper: subprocess.Popen[bytes] | None = None
 
     def fill(self) -> None:
-        """Leave no free space."""
         with (self.path / BALLAST).open("ab", buffering=0) as ballast:
             size = len(CHUNK)
             while size:
@@ -415,7 +400,6 @@ class SmallDisk:
                     size //= 2
 
     def free(self) -> None:
-        """Free the space again."""
         (self.path / BALLAST).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:

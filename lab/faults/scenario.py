@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lab.audit import Audit
 from lab.audit import audit as run_audit
 from lab.faults.conditions import Servers
 from lab.faults.mix import Mix
@@ -142,9 +140,7 @@ def _by_cause(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{count} by {cause}" for cause, count in sorted(counts.items()))
 
 
-async def play(
-    scenario: Scenario, shared: Servers | None = None, *, audit: bool = False, seed: int = 1
-) -> ScenarioResult:
+def play(scenario: Scenario, shared: Servers | None = None, *, audit: bool = False, seed: int = 1) -> ScenarioResult:
     """Play a scenario and let the checker judge its history; keep its files only if something is wrong.
 
     With ``audit``, the data pipeline's audit must agree. ``seed`` is that of scenarios that act at random.
@@ -155,14 +151,13 @@ async def play(
     try:
         with place as here:
             assert here is not None, "a scenario without a place is played on the shared servers"
-            async with Stage(here.bootstrap_servers, folder, place=here, seed=seed) as stage:
-                await scenario.act(stage)
-                await stage.finish()
-                report = check(stage.events)
-                wrong = told(report.findings[:5], stage.events)
-                if audit:
-                    account = await _audit(stage, folder / "data")
-                    wrong += account.differences(report.summary(), AUDITED)
+            stage = Stage(here.bootstrap_servers, folder, place=here, seed=seed)
+            asyncio.run(_play(scenario, stage))
+            report = check(stage.events)
+            wrong = told(report.findings[:5], stage.events)
+            if audit:
+                account = run_audit(stage.settings, folder / "data", stage.events)
+                wrong += account.differences(report.summary(), AUDITED)
     except Exception as error:
         return ScenarioResult(
             scenario, time.monotonic() - began_s, wrong=[f"{type(error).__name__}: {error}", f"see {folder}"]
@@ -176,10 +171,7 @@ async def play(
     return ScenarioResult(scenario, time.monotonic() - began_s, report.summary(), recovery, wrong)
 
 
-async def _audit(stage: Stage, data: Path) -> Audit:
-    stop = threading.Event()
-    try:
-        return await asyncio.to_thread(run_audit, stage.settings, data, stage.events, stop=stop)
-    finally:
-        # A thread does not notice Ctrl-C.
-        stop.set()
+async def _play(scenario: Scenario, stage: Stage) -> None:
+    async with stage:
+        await scenario.act(stage)
+        await stage.finish()

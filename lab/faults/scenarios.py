@@ -23,6 +23,7 @@ import marq
 from lab.consumer import LEASE_SECONDS
 from lab.faults.conditions import (
     MOVE_SECONDS,
+    NODES,
     BrokerCluster,
     Proxy,
     WallClock,
@@ -46,6 +47,8 @@ NEWER = "--install=lab.variants:newer"
 TRANSACTIONAL, UNLUCKY, HOPELESS = "--transactional", "--manner=unlucky", "--manner=hopeless"
 #: Deliveries before, between and after faults of slow scenarios; SOME in all others.
 FEWER, FEW = 150, 60
+#: Longer than leases and sessions.
+GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 
 # --- steps ------------------------------------------------------------------------------------------------------------
 
@@ -101,8 +104,12 @@ def next_worker(*options: str) -> Step:
     return then(lambda stage: stage.dead(stage.workers[-1]), worker(*options, again=True))
 
 
-#: Kill the newest worker, and restart it with its data.
-WORKER_KILLED = then(end("workers", -1), worker(again=True))
+def worker_killed(*meanwhile: Step) -> Step:
+    """Kill the newest worker, and restart it with its data, if that is still there."""
+    return then(end("workers", -1), *meanwhile, worker(again=True))
+
+
+WORKER_KILLED = worker_killed()
 
 
 def require(holds: object, otherwise: str) -> None:
@@ -157,6 +164,7 @@ async def handlers_start_without_broker(stage: Stage) -> None:
 
 
 INSTANCE = "one"
+SAME_INSTANCE = f"--instance-id={INSTANCE}"
 #: The watchdog is shorter than the session, so it ends a worker that waits for the session to end.
 STATIC: dict[str, Any] = {"MARQ_INSTANCE_ID": INSTANCE, "MARQ_SESSION_TIMEOUT": "30", "MARQ_WATCHDOG": "20"}
 #: Time limits of a take-over, which is shorter than that session timeout, and until the former program has stopped.
@@ -175,6 +183,9 @@ def same_twice(kind: str, another: Step) -> Step:
     return fault
 
 
+STATIC_RESTARTED = then(
+    end("workers", -1), worker(again=True, ready=False, **STATIC), lambda stage: stage.owned(RESTART_SECONDS)
+)
 CONSUMERS = [
     killed_at("consumer-killed-at-each-point", POINTS, quick=True),
     killed_at("transactional-consumer-killed", POINTS, TRANSACTIONAL),
@@ -184,29 +195,13 @@ CONSUMERS = [
     Scenario("consumers-join-and-leave", [consumers_join_and_leave], begin(consumers=[["--manner=slow"]], some=0)),
     Scenario("all-consumers-killed", [then(*[end("consumers", -1)] * 2, consumer(), consumer())] * 3),
     Scenario("consumer-paused-past-the-lease", [end("consumers", -1, Stage.pause, LEASE_SECONDS + 1)], quick=True),
-    Scenario(
-        "consumer-paused-past-the-session", [end("consumers", -1, Stage.pause, SESSION_SECONDS + 2 * LEASE_SECONDS)]
-    ),
+    Scenario("consumer-paused-past-the-session", [end("consumers", -1, Stage.pause, GONE_SECONDS)]),
     Scenario("handlers-start-without-broker", [handlers_start_without_broker], None, EmbeddedBroker),
-    Scenario(
-        "static-worker-restarted-elsewhere",
-        [
-            then(
-                end("workers", -1),
-                worker(again=True, ready=False, **STATIC),
-                lambda stage: stage.owned(RESTART_SECONDS),
-            )
-        ]
-        * 2,
-        begin(consumers=[()], **STATIC),
-    ),
+    Scenario("static-worker-restarted-elsewhere", [STATIC_RESTARTED] * 2, begin(consumers=[()], **STATIC)),
     Scenario(
         "one-instance-id-twice",
-        [
-            same_twice("consumers", consumer(f"--instance-id={INSTANCE}")),
-            same_twice("workers", worker(ready=False, **STATIC)),
-        ],
-        begin(consumers=[[f"--instance-id={INSTANCE}"]], **STATIC),
+        [same_twice("consumers", consumer(SAME_INSTANCE)), same_twice("workers", worker(ready=False, **STATIC))],
+        begin(consumers=[[SAME_INSTANCE]], **STATIC),
     ),
 ]
 
@@ -245,14 +240,12 @@ async def halted(stage: Stage) -> None:
 #: A worker dies in the transaction of a firing, after its redeliveries were written.
 IN_TRANSACTION = doomed("in-transaction", 20)
 FIRST_WORKER_STOPPED, FIRST_CONSUMER_STOPPED = end("workers", 0, Stage.stop), end("consumers", 0, Stage.stop)
+WORKER_UPGRADED = then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))
+CONSUMER_UPGRADED = then(FIRST_CONSUMER_STOPPED, consumer(NEWER))
 WORKERS = [
     Scenario("worker-killed", [WORKER_KILLED] * 2, quick=True),
-    Scenario("worker-killed-data-lost", [then(end("workers", -1), data_lost, worker(again=True))]),
-    Scenario(
-        "worker-killed-changelog-lost",
-        [then(end("workers", -1), data_lost, changelog_lost, worker(again=True))],
-        place=EmbeddedBroker,
-    ),
+    Scenario("worker-killed-data-lost", [worker_killed(data_lost)]),
+    Scenario("worker-killed-changelog-lost", [worker_killed(data_lost, changelog_lost)], place=EmbeddedBroker),
     Scenario(
         "worker-killed-in-the-transaction",
         [next_worker(*IN_TRANSACTION), next_worker(*IN_TRANSACTION), next_worker()],
@@ -274,25 +267,11 @@ WORKERS = [
     ),
     Scenario(
         "worker-paused-past-the-session",
-        [
-            then(
-                worker(),
-                Stage.delivered_more,
-                end("workers", 0, Stage.pause, SESSION_SECONDS + 4),
-                Stage.owned,
-            )
-        ],
+        [then(worker(), Stage.delivered_more, end("workers", 0, Stage.pause, SESSION_SECONDS + 4), Stage.owned)],
     ),
     Scenario("workers-restarted-one-by-one", [then(FIRST_WORKER_STOPPED, worker(again=True))] * 2, begin(workers=2)),
     Scenario("workers-join-and-leave", [workers_join_and_leave]),
-    Scenario(
-        "upgrade-workers-first",
-        [
-            *[then(FIRST_WORKER_STOPPED, worker(NEWER, again=True))] * 2,
-            *[then(FIRST_CONSUMER_STOPPED, consumer(NEWER))] * 2,
-        ],
-        begin(workers=2),
-    ),
+    Scenario("upgrade-workers-first", [*[WORKER_UPGRADED] * 2, *[CONSUMER_UPGRADED] * 2], begin(workers=2)),
     Scenario(
         "upgrade-consumers-first",
         [
@@ -403,19 +382,13 @@ async def disk_full(stage: Stage) -> None:
     await stage.owned()
 
 
-REPLICAS = 3
-REPLICATED = begin(MARQ_REPLICATION_FACTOR=str(REPLICAS))
+REPLICATED = begin(MARQ_REPLICATION_FACTOR=str(NODES))
 BROKERS = [
     Scenario("broker-restarted", [down(end=EmbeddedBroker.stop)] * 2, place=EmbeddedBroker),
     Scenario("broker-killed", [down()] * 2, place=EmbeddedBroker, quick=True),
     Scenario("broker-away", [down(30)], place=EmbeddedBroker),
-    Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, partial(BrokerCluster, REPLICAS)),
-    Scenario(
-        "too-few-brokers",
-        [too_few],
-        REPLICATED,
-        partial(BrokerCluster, REPLICAS, properties={"min.insync.replicas": str(REPLICAS)}),
-    ),
+    Scenario("leader-killed", [leader_killed(0), leader_killed(1)], REPLICATED, BrokerCluster),
+    Scenario("too-few-brokers", [too_few], REPLICATED, partial(BrokerCluster, {"min.insync.replicas": str(NODES)})),
     Scenario("everything-killed", [everything_killed(HOPELESS)], None),
     Scenario(
         "transactional-everything-killed",
@@ -435,8 +408,6 @@ BROKERS = [
 
 #: Delay of each direction; a request and its response take twice as long.
 DELAY_SECONDS = 0.25
-#: Longer than leases and sessions.
-GONE_SECONDS = SESSION_SECONDS + 2 * LEASE_SECONDS
 #: Maximum connection attempts of one process without a broker, in any second.
 MAX_ATTEMPTS = 5
 #: Less than a second, because attempts are limited when they begin and counted when the proxy accepts them: on a busy
@@ -629,7 +600,7 @@ def random_consumer_and_worker_killed(turn: int) -> Step:
         await stage.kill(random.Random(stage.seed + turn).choice(consumers))
 
     lost = [data_lost] if turn else []
-    return then(random_consumer_killed, end("workers", -1), *lost, worker(again=True), consumer(*FAILING))
+    return then(random_consumer_killed, worker_killed(*lost), consumer(*FAILING))
 
 
 async def redriven_under_a_kill(stage: Stage) -> None:
@@ -690,22 +661,10 @@ async def abandoned_are_counted(stage: Stage) -> None:
 #: A consumer dies before DISPATCH; then the worker in the transaction of its redeliveries.
 SPENT = dies_at("before-dispatch", 3, *PATIENT)
 RANDOM = random_consumer_and_worker_killed
+MIXED = partial(begin, (), [FAILING] * 2, mix={}, define=RETRIES)
 DELAYS = [
-    Scenario(
-        "mixed-at-random",
-        [RANDOM(0)],
-        begin((), [FAILING] * 2, mix={}, some=FEW, define=RETRIES),
-        holds=redriven,
-        some=FEW,
-        quick=True,
-    ),
-    Scenario(
-        "delays-under-kills",
-        [RANDOM(0), RANDOM(1)],
-        begin((), [FAILING] * 2, mix={}, some=FEWER, define=RETRIES),
-        holds=redriven_under_a_kill,
-        some=FEWER,
-    ),
+    Scenario("mixed-at-random", [RANDOM(0)], MIXED(some=FEW), holds=redriven, some=FEW, quick=True),
+    Scenario("delays-under-kills", [RANDOM(0), RANDOM(1)], MIXED(some=FEWER), holds=redriven_under_a_kill, some=FEWER),
     Scenario(
         "delayed-broker-killed",
         [down()] * 2,

@@ -125,6 +125,5 @@ def unbounded(samples: Sequence[dict[str, float]]) -> list[str]:
 
 
 def soak(minutes: float) -> Scenario:
-    """Return the scenario of a long run."""
     run = Soak(minutes)
     return Scenario("soak", [run.play], begin(workers=2, some=0, rate=RATE), EmbeddedBroker, run.is_bounded, some=0)

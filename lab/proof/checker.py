@@ -56,7 +56,6 @@ property            meaning of a violation
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 from lab.proof.causes import (
     Why,
@@ -86,7 +85,6 @@ from marq.wire.names import is_synthetic
 
 
 def check(events: Iterable[Event]) -> Report:
-    """Check a whole history."""
     return judge(gather(events))
 
 
@@ -129,12 +127,8 @@ class _Verdict:
         judge_ids(evidence)
         return report
 
-    def _may_be(self, queue: str, setting: str, default: Any = None) -> set[Any]:
-        """Return the values that a setting of a queue may have had."""
-        return {settings.get(setting, default) for settings in self._evidence.settings_of(queue)}
-
     def _is_spent(self, queue: str) -> bool:
-        return "at-most-once" in self._may_be(queue, "delivery")
+        return "at-most-once" in self._evidence.may_be(queue, "delivery")
 
     # --- records ------------------------------------------------------------------------------------------------------
 
@@ -154,7 +148,10 @@ class _Verdict:
             judge_duplicate(report, trail)
             return
         if len(trail.deliveries) > 1 and trail.queue not in evidence.ordered:
-            self._judge_deliveries(trail)
+            if (why := why_read_again(evidence, trail)) is None:
+                self._find("delivered-twice", f"{trail}", trail.events)
+            else:
+                self._read_again[trail.key] = why
         self._judge_outcomes(trail)
         for decision in trail.decisions:
             judge_decision(evidence, trail, decision)
@@ -179,16 +176,9 @@ class _Verdict:
             self._judge_redriven(trail)
         report.delayed += any(standing is not None and standing.state == DELAYED for _, standing in trail.changes)
 
-    def _judge_deliveries(self, trail: Trail) -> None:
-        why = why_read_again(self._evidence, trail)
-        if why is None:
-            self._find("delivered-twice", f"{trail}", trail.events)
-        else:
-            self._read_again[trail.key] = why
-
     def _judge_delay(self, trail: Trail) -> None:
         """Judge the delay that the queue's settings give a record; the sender's takes precedence."""
-        delays_ms = self._may_be(trail.queue, "delay_ms", 0)
+        delays_ms = self._evidence.may_be(trail.queue, "delay_ms", 0)
         if not trail.began or is_synthetic(trail.place) or trail.deliver_at_ms is not None or 0 in delays_ms:
             return
         if any(what == LEFT_OUT for _, what in trail.contents):
@@ -250,7 +240,7 @@ class _Verdict:
             self._find("unexplained", f"{trail}: {fact.cause} without a request", trail.events)
         if fact.cause == "EXPIRED":
             self._judge_expiry(trail, fact)
-        elif fact.kind == DELIVERED and trail.deliveries and len(self._may_be(trail.queue, "expires_after_ms")) > 1:
+        elif fact.kind == DELIVERED and trail.deliveries and len(evidence.may_be(trail.queue, "expires_after_ms")) > 1:
             # A consumer left the message with its tracker, and one that read it again delivered it: its offset was not
             # committed, and the setting was changed between the two reads.
             self._expiries[trail.key] = Why.NOT_COMMITTED
@@ -276,7 +266,7 @@ class _Verdict:
 
     def _judge_deaths(self, trail: Trail) -> None:
         dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
-        wanted = self._may_be(trail.queue, "dead_letter", default=True)
+        wanted = self._evidence.may_be(trail.queue, "dead_letter", default=True)
         if any(fact.cause in (*LOST_VALUES, MESSAGE_EXPIRED) for fact in dead):
             # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
             wanted = {True}

@@ -20,6 +20,7 @@ from lab.proof.fold import (
     CANCELLED,
     COPIED,
     DEAD_LETTERED,
+    DEFAULT_LIMIT,
     DELAYED,
     DELIVERED,
     DISPATCHED,
@@ -169,7 +170,7 @@ class _Judged(NamedTuple):
     def ending(self, standing: Standing) -> None:
         """Judge the end that a tracker chose."""
         made = kind, attempt, cause = self.made[:3]
-        limits = self.evidence.limits_of(self.trail.queue, self.version)
+        limits = self.evidence.may_be(self.trail.queue, "max_attempts", DEFAULT_LIMIT, self.version)
         endings = [ending(standing, limit) for limit in limits]
         kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
         if cause == MESSAGE_EXPIRED:

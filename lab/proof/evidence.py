@@ -17,7 +17,7 @@ from sys import intern
 from typing import Any, NamedTuple
 
 from lab.proof.findings import Report
-from lab.proof.fold import DEFAULT_LIMIT, FACTS, REDELIVERED, Fold, Key, Settings, Standing, acquires_of
+from lab.proof.fold import FACTS, REDELIVERED, Fold, Key, Settings, Standing, acquires_of
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from marq.wire.dead_letter_notes import Disposition
 from marq.wire.markers import ANY_QUEUE, LAST
@@ -617,9 +617,9 @@ class Evidence:
         chosen = [self.versions[version]] if version in self.versions else self.versions.values()
         return [settings.get(queue) or settings.get(EVERYBODY) or {} for settings in chosen] or [{}]
 
-    def limits_of(self, queue: str, version: int | None = None) -> set[int]:
-        """Return the possible values of max_attempts."""
-        return {settings.get("max_attempts", DEFAULT_LIMIT) for settings in self.settings_of(queue, version)}
+    def may_be(self, queue: str, setting: str, default: Any = None, version: int | None = None) -> set[Any]:
+        """Return the values that a setting of a queue may have had."""
+        return {settings.get(setting, default) for settings in self.settings_of(queue, version)}
 
     def _take_marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]
@@ -700,7 +700,6 @@ _ALIASES = {
 
 
 def gather(events: Iterable[Event]) -> Evidence:
-    """Return the evidence in a history."""
     evidence = Evidence()
     # It is garbage only as a whole, and looking for it takes a third of the time.
     gc.disable()

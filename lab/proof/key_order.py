@@ -44,7 +44,6 @@ class _Moment(NamedTuple):
 
 
 def judge_lines(evidence: Evidence) -> None:
-    """Judge all lines."""
     lines: dict[tuple[str, str, str], list[Trail]] = {}
     for trail in evidence.trails.values():
         if trail.queue in evidence.ordered and trail.id:
@@ -140,12 +139,9 @@ class _Line:
                 if not self._is_stale(moment):
                     text = f"{moment}: {former} is in flight"
                     self._find("exclusion", text, [*former.trail.events, *moment.trail.events])
-            if self._is_leased(moment):
+            if _held(moment.trail, moment.delivery.holder, moment.end) is not None:
                 # One violation is enough.
                 in_flight = [moment]
-
-    def _is_leased(self, moment: _Moment) -> bool:
-        return _held(moment.trail, moment.delivery.holder, moment.end) is not None
 
     def _is_over(self, former: _Moment, now: _Moment) -> bool:
         """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
@@ -277,7 +273,7 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
             find(f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
-    limits = [settings.get(trail.queue, {}).get("max_attempts") for settings in evidence.versions.values()]
+    limits = evidence.may_be(trail.queue, "max_attempts")
     last = max((limit for limit in limits if limit is not None), default=inf)
     for delivery in deliveries:
         if not trail.attempt <= delivery.attempt <= max(last, trail.attempt):

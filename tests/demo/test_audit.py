@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from threading import Event
 from typing import Any
 
-from lab.audit import JobsLog, _wait
+import pytest
+
+from lab.audit import JobsLog, _wait, audit
 from lab.program import Program
+from marq.settings.client import ClientSettings
 
 STATISTICS = {"sent": 5, "wrong": []}
 
@@ -83,31 +85,36 @@ def program(folder: Path, text: str) -> Program:
 def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None:
     text = "import sys; print('{\"job\": \"ingest\"}'); sys.exit('error: no broker')"
     with program(tmp_path, text) as failing:
-        failure = _wait(failing, JobsLog(failing.log_file), 60, Event())
+        failure = _wait(failing, JobsLog(failing.log_file), 60)
 
     assert failure == "ingest: error: no broker"
 
 
 def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with program(tmp_path, "import os; print('1 dead letter', flush=True); os.kill(os.getpid(), 9)") as failing:
-        failure = _wait(failing, JobsLog(failing.log_file), 60, Event())
+        failure = _wait(failing, JobsLog(failing.log_file), 60)
 
     assert failure == "ingest: its process ended with exit code -9"
 
 
 def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "import time; time.sleep(600)") as stuck:
-        failure = _wait(stuck, JobsLog(stuck.log_file), 0.1, Event())
+        failure = _wait(stuck, JobsLog(stuck.log_file), 0.1)
 
     assert failure == "ingest made no progress for 0.1 s"
     assert not stuck.running
 
 
-def test_a_job_is_ended_when_another_thread_says_so(tmp_path: Path) -> None:
-    stop = Event()
-    stop.set()
-    with program(tmp_path, "import time; time.sleep(600)") as running:
-        failure = _wait(running, JobsLog(running.log_file), 60, stop)
+def test_ctrl_c_ends_the_jobs_and_not_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs: list[Program] = []
 
-    assert failure == "ingest was interrupted"
-    assert not running.running
+    def interrupted(program: Program, *_: Any) -> str:
+        programs.append(program)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lab.audit._wait", interrupted)
+
+    result = audit(ClientSettings.read("127.0.0.1:1", {"prefix": "p"}, environment={}), tmp_path, [])
+
+    assert (result.failure, result.needs_topics) == ("ingest was interrupted", True)
+    assert not programs[0].running

@@ -19,14 +19,12 @@ LOW_RATES = 'limits = { rate = "4/s", per_key = { rate = "1/s" } }\n'
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
 
 
-async def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> ScenarioResult:
-    return await play(Scenario("planted", faults, setup), broker)
+def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> ScenarioResult:
+    return play(Scenario("planted", faults, setup), broker)
 
 
-async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(
-        broker, begin([f"{PLANTED}:early_and_disobedient"], [PATIENT], mix={"delayed": 1.0}, some=FEW)
-    )
+def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
+    result = played(broker, begin([f"{PLANTED}:early_and_disobedient"], [PATIENT], mix={"delayed": 1.0}, some=FEW))
 
     assert not result.passed
     violations = result.statistics["violations"]
@@ -43,17 +41,17 @@ async def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_o
     ],
     ids=["forgetful", "hurried"],
 )
-async def test_consumers_that_exceed_limits_are_found_out(
+def test_consumers_that_exceed_limits_are_found_out(
     broker: EmbeddedBroker, lines: str, options: list[str], wrong: str
 ) -> None:
-    result = await play(limited("planted", lines, *options), broker)
+    result = play(limited("planted", lines, *options), broker)
 
     assert not result.passed
     assert re.search(wrong, "\n".join(result.wrong))
 
 
-async def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await play(fair("planted", f"{PLANTED}:loyal"), broker)
+def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: EmbeddedBroker) -> None:
+    result = play(fair("planted", f"{PLANTED}:loyal"), broker)
 
     assert "of another key" in result.wrong[0]
 
@@ -62,10 +60,10 @@ async def test_a_consumer_whose_busiest_key_keeps_its_turn_is_found_out(broker: 
     ("defect", "wrong"),
     [("greedy", "urgent messages while lower ones waited"), ("level", "urgent messages began before lower ones")],
 )
-async def test_a_consumer_that_is_wrong_about_priorities_is_found_out(
+def test_a_consumer_that_is_wrong_about_priorities_is_found_out(
     broker: EmbeddedBroker, defect: str, wrong: str
 ) -> None:
-    result = await play(prioritised("planted", f"{PLANTED}:{defect}"), broker)
+    result = play(prioritised("planted", f"{PLANTED}:{defect}"), broker)
 
     assert wrong in result.wrong[0]
 
@@ -75,18 +73,18 @@ async def careless(stage: Stage) -> None:
     await stage.consumer()
 
 
-async def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
-    result = await played(broker, begin(consumers=[], some=0), careless)
+def test_a_consumer_that_commits_without_acquiring_is_found_out(broker: EmbeddedBroker) -> None:
+    result = played(broker, begin(consumers=[], some=0), careless)
 
     assert not result.passed
     assert result.statistics["lost"] > 0
 
 
-async def test_a_consumer_that_delivers_before_the_ack_of_the_message_before_is_found_out(
+def test_a_consumer_that_delivers_before_the_ack_of_the_message_before_is_found_out(
     broker: EmbeddedBroker,
 ) -> None:
     # Twice the time between two messages of a key, so that a message waits when the one before it ends.
-    result = await played(broker, begin(consumers=[[f"{PLANTED}:hasty", "--manner=patient", "--work=2"]]))
+    result = played(broker, begin(consumers=[[f"{PLANTED}:hasty", "--manner=patient", "--work=2"]]))
 
     assert not result.passed
     assert result.statistics["violations"]["order"] > 0

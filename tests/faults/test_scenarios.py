@@ -20,10 +20,10 @@ SENT_AGAIN = "mixed-at-random"
 @pytest.mark.verify
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scenario", QUICK, ids=lambda scenario: scenario.name)
-async def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenario, broker: EmbeddedBroker) -> None:
+def test_nothing_is_lost_and_each_duplicate_is_explained(scenario: Scenario, broker: EmbeddedBroker) -> None:
     audit = scenario.name in AUDITED and os.environ.get("SPARK") != "skip"
 
-    result = await play(scenario, broker, audit=audit)
+    result = play(scenario, broker, audit=audit)
 
     assert result.wrong == []
     assert result.passed, result.line()

@@ -40,7 +40,6 @@ def filled(bench: Bench) -> str:
 
 
 def marq(bench: Bench, way: str = "run", work: Work = NO_WORK, concurrency: int = 64) -> Measurements:
-    """Measure Marq with a worker."""
     prefix = filled(bench)
     return drained(bench, prefix, bench.worker(prefix), way, work, concurrency)
 
@@ -57,7 +56,6 @@ def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: Work, con
 
 
 def native(bench: Bench, peer: str, work: Work = NO_WORK, options: tuple[Any, ...] = ()) -> Measurements:
-    """Measure one of Kafka's own clients."""
     topic = f"{filled(bench)}.messages"
     meter = Meter({"broker": [bench.broker_pid]})
     measurements = measured(peers.drain, peer, bench.servers, topic, bench.size.messages, *work, options)

@@ -166,6 +166,7 @@ QUIET_QUEUE, QUIET_PER_SECOND = "quiet", 200
 FLOOD_PER_SECOND, BURST = 40_000, 40_000
 #: Limits of the quiet queue's p99 with `partitions = 1`: a multiple of that without a flood, or ms. The larger applies.
 MOST_OF_ALONE, MOST_MS = 3.0, 40.0
+_APART = "a quiet queue next to a flooded one, each with partitions = 1: p99"
 
 
 def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
@@ -195,12 +196,7 @@ NEIGHBOURS = BenchRow(
         APART: partial(neighbours, flood=True, apart=True),
     },
     lambda medians: [
-        Bar(
-            "a quiet queue next to a flooded one, each with partitions = 1: p99",
-            medians[APART]["p99_ms"],
-            max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS),
-            "ms",
-        )
+        Bar(_APART, medians[APART]["p99_ms"], max(MOST_OF_ALONE * medians[ALONE]["p99_ms"], MOST_MS), "ms")
     ],
     runs=3,
     warm=1,

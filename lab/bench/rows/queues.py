@@ -136,7 +136,6 @@ def read(bench: Bench, name: str) -> Measurements:
 
 
 async def prepare(bench: Bench, prefix: str, name: str) -> None:
-    """Create the topics, place the queues, and send the messages."""
     await bench.make_topics(prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
     queues = [queue_name(number) for number in range(READERS)]
     if name == APART:

@@ -11,11 +11,12 @@ A worker *redelivers again* when a copy of an overdue message of each markers pa
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import re
 import shutil
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 
@@ -23,7 +24,7 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from lab.bench.client import CHUNK, QUEUE, percentiles, plain_producer, values
-from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, peak_mib
+from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, peak_mib
 from lab.program import RunError, Worker
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
@@ -47,43 +48,42 @@ _COPIED = re.compile(r"local copies of .* up to date")
 _OWNED = re.compile(r"owner of markers partition (\d+)")
 
 
-class Copies:
-    """Redeliveries and delayed messages: the time of the first copy of each message, by its number."""
-
-    def __init__(self) -> None:
-        self.seen: dict[int, float] = {}
-
-    async def read(self, reader: TopicScan) -> None:
-        async for record in reader.follow():
-            if any(name == ATTEMPT_HEADER for name, _ in record.headers):
-                self.seen.setdefault(int.from_bytes(record.value[:8], "big"), time.monotonic())
-
-    async def all_of(self, numbers: range) -> tuple[float, float]:
-        """Wait for copies of all these messages; return the times at which the first and the last arrived.
-
-        Raise RunError if they did not arrive within the limit.
-        """
-        until = time.monotonic() + WAIT_SECONDS
-        while not all(number in self.seen for number in numbers):
-            if time.monotonic() > until:
-                arrived = sum(number in self.seen for number in numbers)
-                raise RunError(f"{arrived} of {len(numbers)} messages arrived within {WAIT_SECONDS} s")
-            await asyncio.sleep(0.01)
-        times = [self.seen[number] for number in numbers]
-        return min(times), max(times)
+#: The time at which the first copy of each message was read (a redelivery, or a delayed message), by its number.
+Copies = dict[int, float]
 
 
 @asynccontextmanager
 async def copies(client: ClientSettings) -> AsyncIterator[Copies]:
     """Read the messages topic from now on."""
+    seen: Copies = {}
+
+    async def read() -> None:
+        async for record in reader.follow():
+            if any(name == ATTEMPT_HEADER for name, _ in record.headers):
+                seen.setdefault(int.from_bytes(record.value[:8], "big"), time.monotonic())
+
     async with TopicScan(client, client.names.messages, new=True) as reader:
-        seen = Copies()
-        reading = asyncio.create_task(seen.read(reader))
+        reading = asyncio.create_task(read())
         try:
             yield seen
         finally:
             reading.cancel()
             await asyncio.wait([reading])
+
+
+async def all_of(numbers: range, seen: Copies) -> tuple[float, float]:
+    """Wait for copies of all these messages; return the times at which the first and the last arrived.
+
+    Raise RunError if they did not arrive within the limit.
+    """
+    until = time.monotonic() + WAIT_SECONDS
+    while not all(number in seen for number in numbers):
+        if time.monotonic() > until:
+            arrived = sum(number in seen for number in numbers)
+            raise RunError(f"{arrived} of {len(numbers)} messages arrived within {WAIT_SECONDS} s")
+        await asyncio.sleep(0.01)
+    times = [seen[number] for number in numbers]
+    return min(times), max(times)
 
 
 async def until(worker: Worker, condition: Callable[[], object], pause: float = 0.5) -> None:
@@ -112,40 +112,30 @@ TAKEOVER_SECONDS = 2.0
 PROBES, PROBE_LEASE_MS = 10, 15_000
 
 
-class Opener:
-    """Writes messages to the topics of a namespace and acquires each; both topics have equally many partitions."""
+async def open_leases(
+    producer: AIOKafkaProducer, names: Names, size: Size, numbers: range, lease_ms: int = LONG_MS, batch: int = BATCH
+) -> None:
+    """Send messages to the partitions in turn, and write their leases; both topics have equally many partitions."""
+    window, key = asyncio.Semaphore(WINDOW), QUEUE.encode()
 
-    def __init__(self, producer: AIOKafkaProducer, names: Names, partitions: int, value_bytes: int) -> None:
-        self._producer = producer
-        self._names = names
-        self._partitions = partitions
-        self._value_bytes = value_bytes
-        self._window = asyncio.Semaphore(WINDOW)
-        #: The number of messages so far.
-        self.opened = 0
-
-    async def open(self, count: int, lease_ms: int = LONG_MS, batch: int = BATCH) -> range:
-        """Send messages to the partitions in turn, and write their leases; return their numbers."""
-        start, self.opened = self.opened, self.opened + count
-        async with asyncio.TaskGroup() as tasks:
-            for turn, first in enumerate(range(start, self.opened, batch)):
-                numbers = values(first, min(first + batch, self.opened), self._value_bytes)
-                tasks.create_task(self._open(turn % self._partitions, numbers, lease_ms))
-        return range(start, self.opened)
-
-    async def _open(self, partition: int, numbers: Sequence[bytes], lease_ms: int) -> None:
-        names, key, now_ms = self._names, QUEUE.encode(), int(time.time() * 1000)
-        records = self._producer.create_batch()
-        for value in numbers:
+    async def open_batch(partition: int, messages: list[bytes]) -> None:
+        source, times_ms = Source(names.messages, partition), [int(time.time() * 1000)] * len(messages)
+        records = producer.create_batch()
+        for value, now_ms in zip(messages, times_ms, strict=True):
             assert records.append(key=key, value=value, timestamp=now_ms) is not None, "a batch is larger than a record"
         records.close()
-        async with self._window:
-            sent = await (await self._producer.send_batch(records, names.messages, partition=partition))
-            source, offsets = Source(names.messages, partition), range(sent.offset, sent.offset + len(numbers))
-            payloads = Columns(key, [now_ms] * len(numbers), numbers)
+        async with window:
+            sent = await (await producer.send_batch(records, names.messages, partition=partition))
+            offsets = range(sent.offset, sent.offset + len(messages))
+            payloads = Columns(key, times_ms, messages)
             acquire = Acquire(QUEUE, HOLDER, source, offsets, lease_ms, sent.offset, payloads)
-            where = markers_partition(*source, self._partitions)
-            await self._producer.send_and_wait(names.markers, encode(acquire), partition=where)
+            where = markers_partition(*source, size.partitions)
+            await producer.send_and_wait(names.markers, encode(acquire), partition=where)
+
+    async with asyncio.TaskGroup() as tasks:
+        for turn, start in enumerate(range(numbers.start, numbers.stop, batch)):
+            messages = values(start, min(start + batch, numbers.stop), size.value_bytes)
+            tasks.create_task(open_batch(turn % size.partitions, messages))
 
 
 async def recover(bench: Bench) -> Measurements:
@@ -154,18 +144,20 @@ async def recover(bench: Bench) -> Measurements:
     client, _ = await bench.make_topics(prefix)
     measurements: Measurements = {}
     async with plain_producer(bench.servers) as producer, copies(client) as seen:
-        leases = Opener(producer, client.names, size.partitions, size.value_bytes)
+        starts = itertools.count(size.messages, PROBES * size.partitions)
 
         async def killed(worker: Worker) -> tuple[range, float]:
             """Open a few short leases in each partition, and kill the worker; return them, and when they end."""
-            probes = await leases.open(PROBES * size.partitions, PROBE_LEASE_MS, batch=PROBES)
+            start = next(starts)
+            probes = range(start, start + PROBES * size.partitions)
+            await open_leases(producer, client.names, size, probes, PROBE_LEASE_MS, PROBES)
             due_s = time.monotonic() + PROBE_LEASE_MS / 1000
             await killed_before(due_s, worker)
             return probes, due_s
 
         worker = await asyncio.to_thread(bench.worker, prefix)
         began = time.monotonic()
-        await leases.open(size.messages)
+        await open_leases(producer, client.names, size, range(size.messages))
         await until(worker, lambda: worker.row(QUEUE).get("in_flight") == size.messages, 1.0)
         async with TopicScan(client, client.names.changelog, committed=False) as changelog:
             before = -1
@@ -181,7 +173,7 @@ async def recover(bench: Bench) -> Measurements:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             began = time.monotonic()
             worker = bench.start_worker(prefix)
-            owner, (first, last) = await asyncio.gather(owner_of_all(worker, size.partitions), seen.all_of(probes))
+            owner, (first, last) = await asyncio.gather(owner_of_all(worker, size.partitions), all_of(probes, seen))
             measurements |= {
                 f"{name}_owner_seconds": owner - began,
                 f"{name}_first_copy_seconds": first - began,
@@ -196,7 +188,7 @@ async def recover(bench: Bench) -> Measurements:
         await until(standby, lambda: _COPIED.search(standby.log()))
         probes, _ = await killed(worker)
         killed_s = time.monotonic()
-        _, last = await seen.all_of(probes)
+        _, last = await all_of(probes, seen)
         return measurements | {
             "takeover_seconds": last - killed_s,
             "takeover_over_session_seconds": last - killed_s - load_settings().session_timeout,
@@ -280,8 +272,8 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         for index in range(0, count, CHUNK):
             await send(at=[datetime.fromtimestamp(due_s, UTC) for due_s in dues_s[index : index + CHUNK]])
         assert time.time() < first_s, "the machine is too slow: the first message was due before the last was sent"
-        await seen.all_of(range(start, start + count))
-        late_ms = [(seen.seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s)]
+        await all_of(range(start, start + count), seen)
+        late_ms = [(seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s)]
         assert min(late_ms) > -5, f"a message came {-min(late_ms)} ms too early"
         measurements |= {f"lateness_{name}": value for name, value in percentiles(late_ms).items()}
 
@@ -291,7 +283,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         began = time.monotonic()
         again = bench.start_worker(prefix)
-        earliest, last = await seen.all_of(probes)
+        earliest, last = await all_of(probes, seen)
         measurements |= {"restart_first_seconds": earliest - began, "restart_seconds": last - began}
         note("restarted", again)
     return measurements

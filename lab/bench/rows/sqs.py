@@ -34,7 +34,6 @@ def _endpoint(bench: Bench) -> tuple[Worker, str]:
 
 
 def _sqs(endpoint: str) -> Any:
-    """Return a client of boto3."""
     import boto3
     from botocore.config import Config
 
@@ -99,7 +98,6 @@ def clients(bench: Bench) -> Measurements:
     children = [bench.client(rounds, url, share, bench.size.value_bytes) for _ in range(COUNT)]
 
     def run() -> int:
-        """Return how many messages were deleted until now."""
         for child in children:
             child.go()
         return sum(child.read()["deleted"] for child in children)
