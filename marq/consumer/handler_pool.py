@@ -512,7 +512,10 @@ def _finish(message: Message) -> None:
     """
     batch, offset = message._batch, message._offset
     if not batch.decided or offset not in batch.decided:
-        batch.acked.append(offset)
+        if batch.acked:
+            batch.acked.append(offset)
+        else:
+            batch.acked = [offset]
         if not batch.dirty:
             batch.touch()
         if batch.breaker is not None and offset in batch.open:
@@ -529,7 +532,7 @@ def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
         if batch.decided:
             offsets = [offset for offset in offsets if offset not in batch.decided]
         if offsets:
-            batch.acked += offsets
+            batch.acked = [*batch.acked, *offsets] if batch.acked else offsets
             batch.touch()
 
 

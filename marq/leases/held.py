@@ -151,7 +151,7 @@ class LeasedBatch:
         #: The expiry of messages that were renewed on their own, until the shared one passes it.
         self.own_expiry_s = _NO_TIMES
         self.dirty = False
-        self.acked: list[int] = []
+        self.acked: list[int] = _NOTHING
         self.released: list[Released] = _NOTHING
         self.rejected: list[tuple[int, str]] = _NOTHING
         self.renewed: list[Renewed] = _NOTHING
@@ -222,6 +222,8 @@ class LeasedBatch:
 
     def ack(self, offset: int) -> None:
         """Queue an ACK; the writer drops duplicates."""
+        if not self.acked:
+            self.acked = []
         self.acked.append(offset)
         self.touch()
 
@@ -462,7 +464,7 @@ def _leave(batch: LeasedBatch) -> int:
     waited = len(waiting & held) if waiting else 0
     if batch.acked:
         held.difference_update(batch.acked)
-        batch.acked = []
+        batch.acked = _NOTHING
     if batch.released:
         held.difference_update([release.offset for release in batch.released])
     if batch.rejected:
