@@ -27,6 +27,15 @@ def look_for_garbage_rarely() -> None:
     gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
+def leave_out_what_exists() -> None:
+    """Let collections no longer scan what exists now: modules and definitions of queues stay until the process ends.
+
+    Handlers may create cyclic garbage, so collections in their processes stay as frequent as Python makes them.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 class _Mallinfo2(ctypes.Structure):
     """glibc's heap statistics, in bytes."""
 

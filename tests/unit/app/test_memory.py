@@ -33,6 +33,14 @@ asyncio.run(main())
 """
 
 
+def test_collections_no_longer_scan_what_existed_when_handlers_began() -> None:
+    script = "import gc; from marq_worker import memory; memory.leave_out_what_exists(); print(gc.get_freeze_count())"
+
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+
+    assert int(done.stdout) > 1_000
+
+
 def test_holes_in_the_heap_are_returned_to_the_system() -> None:
     done = subprocess.run([sys.executable, "-c", _SCRIPT], capture_output=True, text=True, timeout=180, check=False)
 

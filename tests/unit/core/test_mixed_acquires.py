@@ -47,7 +47,7 @@ def alone(batches: Sequence[Batch]) -> list[Batch]:
 def state_of(batches: Sequence[Batch]) -> dict[str, Any]:
     book = LeaseBook(lambda queue: QueueSettings())
     for offset, batch in enumerate(batches):
-        # Within the lease, whatever the number of records.
+        # Within the lease, however many records there are.
         book.fold(batch, 500, offset)
     return {
         "leases": {(source, offset, lease.queue): encode_lease(lease) for source, offset, lease in book.open_leases()},
