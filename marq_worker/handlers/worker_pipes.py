@@ -104,7 +104,7 @@ class Questions:
     def __init__(self) -> None:
         self._own, self.theirs = socket.socketpair()
         self._own.setblocking(False)
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._opening: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._asking = asyncio.Lock()
         self._number = 0
 
@@ -118,9 +118,10 @@ class Questions:
         return None
 
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any] | None:
-        if self._streams is None:
-            self._streams = await asyncio.open_connection(sock=self._own, limit=MAX_ANSWER_BYTES)
-        reader, writer = self._streams
+        if self._opening is None:
+            self._opening = asyncio.ensure_future(asyncio.open_connection(sock=self._own, limit=MAX_ANSWER_BYTES))
+        # If the time is over before it is open, it stays: cancelling it would close the socket for good.
+        reader, writer = await asyncio.shield(self._opening)
         writer.write(json.dumps(question).encode() + b"\n")
         await writer.drain()
         while line := await reader.readline():
@@ -133,9 +134,12 @@ class Questions:
     def close(self) -> None:
         """Close both ends: the process ends, if it has not done so yet."""
         self.theirs.close()
-        if self._streams is not None:
-            self._streams[1].close()
+        if self._opening is not None and self._opening.done() and self._opening.exception() is None:
+            _, writer = self._opening.result()
+            writer.close()
         else:
+            if self._opening is not None:
+                self._opening.cancel()
             self._own.close()
 
 

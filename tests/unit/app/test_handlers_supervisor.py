@@ -299,6 +299,20 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypa
     questions.close()
 
 
+async def test_a_question_whose_time_is_over_before_the_socket_is_open_does_not_end_all_later_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    questions = Questions()
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 0.0)
+    assert await questions.ask({}) is None
+    monkeypatch.setattr("marq_worker.handlers.worker_pipes.ANSWER_LIMIT_S", 60.0)
+
+    questions.theirs.sendall(b'{"number": 2}\n')
+
+    assert await questions.ask({}) == {"number": 2}
+    questions.close()
+
+
 @pytest.mark.parametrize(
     ("stopped", "reason"), [(True, "was stopped by a signal (SIGSTOP)"), (False, "holds the GIL, or the machine lacks")]
 )
