@@ -137,7 +137,7 @@ PUBLIC_ALL_THE_SAME = {"_exit", "_current_frames", "_asdict", "_replace"}
 #: Of Python itself: ``atexit._run_exitfuncs``, which tests/unit/app/test_worker.py runs.
 OF_PYTHON = {"_run_exitfuncs"}
 #: Names of :class:`marq.Message` for the consumers of marq_worker/sqs/polling.py.
-OF_MESSAGES = {"_expiry_s", "_offset"}
+OF_MESSAGES = {"_ack", "_expiry_s", "_offset"}
 
 
 def test_every_private_name_that_we_touch_is_listed() -> None:
