@@ -28,7 +28,7 @@ from marq_worker.handlers.handler_groups import HandlerGroup
 from marq_worker.handlers.handlers_process import HandlersProcess, trace_handlers
 from marq_worker.handlers.running_handlers import RunningHandlers
 from marq_worker.handlers.worker_pipes import LOOK_SECONDS, Reporter, follow_parent
-from marq_worker.memory import leave_out_what_exists
+from marq_worker.memory import freeze_objects
 from marq_worker.progress import ProgressReport
 from marq_worker.redaction import Redaction
 from marq_worker.watchdog.blocked_loop import describe_task
@@ -92,7 +92,7 @@ class HandlersApp(MarqApp):
             await self.handlers.join()
             # Before the first message: its handler may block the event loop, which only shows after a report.
             self.report()
-            leave_out_what_exists()
+            freeze_objects()
             await self.handlers.run()
         except MarqError as error:
             self.failed(error)

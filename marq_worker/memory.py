@@ -27,10 +27,10 @@ def look_for_garbage_rarely() -> None:
     gc.set_threshold(*GARBAGE_THRESHOLDS)
 
 
-def leave_out_what_exists() -> None:
-    """Let collections no longer scan what exists now: modules and definitions of queues stay until the process ends.
+def freeze_objects() -> None:
+    """Exclude all current objects from collections: modules and definitions of queues live as long as the process.
 
-    Handlers may create cyclic garbage, so collections in their processes stay as frequent as Python makes them.
+    Handlers may create cyclic garbage, so collections in their processes are as frequent as Python's default.
     """
     gc.collect()
     gc.freeze()

@@ -35,7 +35,7 @@ class Time(Protocol):
 def failure_of(task: asyncio.Task[Any], *, stopping: bool) -> BaseException | None:
     """Return the error of a task that failed; None if it returned, or was cancelled while its owner was stopping."""
     if task.cancelled():
-        text = f"code in this process has cancelled {task.get_name()!r}, a task of Marq: cancel only your own"
+        text = f"code in this process has cancelled Marq's task {task.get_name()!r}: cancel only your own tasks"
         return None if stopping else MarqError(text)
     error = task.exception()
     if error is not None and not isinstance(error, MarqError):

@@ -1,6 +1,6 @@
 """Builds ACQUIREs: each takes messages of one queue from one source partition, and fits into one record.
 
-If a batch has only a few messages of each of several queues, they share a record, a MIXED_ACQUIRE.
+Queues of which a read has only a few messages share a record, a MIXED_ACQUIRE.
 
 A message that does not fit is acquired without its value, and the tracker makes a dead letter of it, so that the
 messages behind it do not wait. Marq's producers send no such message, but a plain Kafka producer can: a topic limits
@@ -62,7 +62,8 @@ _COLUMNS_BYTES, _ALL_COLUMNS_BYTES = 24, 48
 _LEFT_HEADERS = frozenset({TYPE_HEADER, ORDERING_KEY_HEADER, EXPIRES_AT_HEADER})
 #: Bytes of the head of an ACQUIRE: queue, topic, numbers.
 _HEAD_BYTES = 600
-#: Most messages of a queue in a MIXED_ACQUIRE, which has a queue and a from_offset for each; its bytes per message.
+#: Most messages of one queue in a MIXED_ACQUIRE, which repeats the queue and a from_offset for each; and the bytes of a
+#: message there, without the name of its queue.
 FEW, _ROW_BYTES = 4, 22
 #: Room that a message leaves in an ACQUIRE for the headers that it gets when it is acquired again or dead-lettered.
 _ADDED_BYTES = 4_096
@@ -114,13 +115,13 @@ class Acquisition:
 
     @property
     def may_be_mixed(self) -> bool:
-        """Whether a MIXED_ACQUIRE can say the same."""
+        """Whether a MIXED_ACQUIRE can contain these messages."""
         few = len(self.taken) <= FEW and self.dues_ms is None and self.keys is None and not self.own_topic
         return few and _left(self.taken) is None
 
 
 def acquire_records(acquisitions: Iterable[Acquisition], settings: ReceiverSettings) -> list[MarkerRecord]:
-    """Return ACQUIREs as records of the markers topic; those of a few messages each share records."""
+    """Return records of the markers topic for these ACQUIREs; those of a few messages each share a MIXED_ACQUIRE."""
     alone: list[Acquisition] = []
     small: dict[tuple[Source, int, int, bool], list[Acquisition]] = {}
     for taken in acquisitions:

@@ -15,7 +15,7 @@ from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.skipped_records import SkippedRecords
 
-#: Of a queue that was never purged.
+#: The entry of a queue that was never purged.
 _NO_PURGE: tuple[SkippedRecords | None, float] = (None, -inf)
 
 

@@ -53,9 +53,9 @@ Work = TypeVar("Work")
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
-#: Errors of messages whose handler was cancelled: with the message that lost its lease, or not by Marq.
+#: Errors of a call that was cancelled: because another of its messages lost its lease, or not by Marq.
 _LOST_TOGETHER = "the lease of another message of this call expired: use a longer lease, or renew() in time"
-_CANCELLED = "CancelledError in the handler: catch it where the handler awaits what is cancelled, or raise marq.Retry"
+_CANCELLED = "CancelledError in the handler: catch it where the handler awaits a cancelled task, or raise marq.Retry"
 
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
@@ -87,8 +87,8 @@ class HandlerPool(ABC, Generic[Work]):
         self.tasks: list[asyncio.Task[None]] = []
         #: The argument of each task's current call; None between calls.
         self._current: list[Work | None] = [None] * concurrency
-        #: The current call of each task that lost a lease of it, or that an operator has cancelled. A lost lease
-        #: cancels only calls of coroutine functions.
+        #: The current calls, by task, that lost a lease or that an operator has cancelled. A lost lease cancels only
+        #: calls of coroutine functions.
         self._interrupted: dict[int, HandlerCall] = {}
         #: When each task began its current call.
         self._begun_s = [0.0] * concurrency
@@ -523,7 +523,7 @@ def _finish(message: Message) -> None:
 
 
 def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
-    """Ack the messages of a batch handler that returned, if they have no outcome; ``call`` if it was interrupted."""
+    """Ack the messages of a batch handler that returned, if they have no outcome; ``call``: if it was interrupted."""
     for breaker in {message._batch.breaker for message in messages}:
         if breaker is not None and not (call is not None and call.has_failed(breaker)):
             breaker.succeeded(messages)

@@ -77,8 +77,8 @@ class HandlersSession(ConsumerSession):
 
     ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
     handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
-    While ``is_quiet``, it takes no more messages, as if all queues were paused; call ``apply_pauses`` of its receiver
-    when that changes.
+    While ``is_quiet()`` is true, it takes no more messages, as if all queues were paused. When that changes, call
+    ``apply_pauses`` of its receiver.
     """
 
     def __init__(

@@ -240,7 +240,7 @@ class Records(Sequence[Row]):
         )
 
     def without_values(self) -> Records:
-        """Return the same records with None for each value; itself if there is only one."""
+        """Return the same records with None for each value; a single record is returned as it is."""
         if len(self) == 1:
             return self
         return Records(self.offsets, self.timestamps, self.keys, (None,) * len(self), self.headers)

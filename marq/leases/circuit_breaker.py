@@ -44,7 +44,7 @@ class HandlerCall:
         #: Why the attempt does not count for a breaker's queue; empty if it counts.
         self._reasons: dict[QueueBreaker, str] = {}
         self._traceback: str | None = None
-        #: Whether the attempt counts, if an operator has cancelled the call.
+        #: Whether the attempt counts if an operator has cancelled the call; None if no operator has.
         self.cancelled: bool | None = None
 
     def failed(self, breaker: QueueBreaker | None) -> str:

@@ -124,7 +124,7 @@ def after_release(
 ) -> Consequence:
     """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile.
 
-    ``reason``: what its circuit breaker has to do with an attempt that does not count.
+    ``reason`` says what the queue's circuit breaker did, if the attempt does not count for that reason.
     """
     attempt, settings = message.attempt, message._batch.settings
     if is_exhausted(attempt, counted, settings):
@@ -212,7 +212,7 @@ def _release_without_handler(message: Message, error: NoHandler) -> Consequence:
 
 
 def shown(error: BaseException) -> BaseException | str:
-    """Return what a log line says of an exception."""
+    """Return what a log line shows of an exception."""
     if isinstance(error, Reject):
         return error.reason
     return (cause_of(error) or error) if isinstance(error, Retry) else error

@@ -168,7 +168,7 @@ class _Queues:
     def write(self, batch: Any, parts: list[bytes]) -> int:
         queues = [queue.encode() for queue in batch.queues]
         if batch.queue != ANY_QUEUE or len(queues) != len(batch.offsets) or not _are_names(list(map(len, queues))):
-            raise ValueError(f"{len(batch.offsets)} offsets but not as many names of queues: {batch.queues}")
+            raise ValueError(f"{len(batch.offsets)} messages need as many names of queues, got {batch.queues}")
         parts.append(pack(f">{len(queues)}H", *map(len, queues)))
         parts += queues
         return 0
@@ -176,7 +176,7 @@ class _Queues:
     def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[str, ...]:
         lengths = reader.numbers("H", len(frame[3]))
         if frame[0] != ANY_QUEUE or not _are_names(lengths):
-            raise CorruptMarker("messages of several queues, but not each has the name of its queue")
+            raise CorruptMarker("the name of a queue is empty or too long, or the head has one, too")
         return tuple([reader.text(length) for length in lengths])
 
 
@@ -186,21 +186,21 @@ def _are_names(lengths: Sequence[int]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _FromOffsets:
-    """The offset from which all messages of each message's queue are known."""
+    """The ``from_offset`` of each message."""
 
     name: str = "from_offsets"
 
     def write(self, batch: Any, parts: list[bytes]) -> int:
         known, offsets = batch.from_offsets, batch.offsets
         if len(known) != len(offsets) or min(known) < 0 or any(map(gt, known, offsets)):
-            raise ValueError(f"known from {known} on, but the messages are {offsets}")
+            raise ValueError(f"each from_offset must be 0 to the message's offset, got {known} for {offsets}")
         parts.append(pack(f">{len(known)}q", *known))
         return 0
 
     def read(self, reader: ByteReader, flags: int, frame: _Frame) -> tuple[int, ...]:
         known = reader.numbers("q", len(frame[3]))
         if min(known) < 0 or any(map(gt, known, frame[3])):
-            raise CorruptMarker("a message is known only from an offset after it on")
+            raise CorruptMarker("a from_offset is negative, or after its message")
         return known
 
 

@@ -33,7 +33,7 @@ NOW = -1
 DUE_AT_ONCE = 0
 #: The latest due time; later ones count as this one. Times have 63 bits, and the sum of two may not fit.
 MAX_TIME_MS = 2**62
-#: The queue of an ACK, RESCHEDULE or CANCEL of messages of any queues.
+#: The queue of a MIXED_ACQUIRE, and of an ACK, RESCHEDULE or CANCEL of messages of any queues.
 ANY_QUEUE = ""
 #: Maximum number of markers in one batch; the encoder's caller splits longer ones.
 MAX_BATCH_MARKERS = 65_536
@@ -157,7 +157,7 @@ class Payloads(Sequence[Payload]):
 
 
 class LeftPayloads(Payloads):
-    """Payloads that are only in the records of first attempts, of which an ACQUIRE has these timestamps."""
+    """Payloads of first attempts that are only in their records; the ACQUIRE has only their timestamps."""
 
     __slots__ = ("timestamps",)
     attempts = headers = None
@@ -212,9 +212,9 @@ class Acquire(_Markers):
 
 @dataclass(frozen=True, slots=True)
 class MixedAcquire(_Markers):
-    """A holder takes messages of several ``queues`` from one source: like an ACQUIRE for each message.
+    """A holder takes messages of several ``queues`` from one source, as with an ACQUIRE for each message.
 
-    ``queue`` is :data:`ANY_QUEUE`. All payloads are only in the messages' records, and these are first attempts.
+    ``queue`` is :data:`ANY_QUEUE`. The messages are first attempts, and their payloads are only in their records.
     """
 
     lease_ms: int

@@ -78,7 +78,7 @@ class Columns(Payloads):
 
     None stands for a column that is not written: attempts that are all 1, keys that are all the queue's name, or no
     headers. ``headers`` are those of each message as :func:`encode_headers` returns them. ``left`` says of each message
-    whether its payload is only in its record; None: of no message.
+    whether its payload is only in its record; None if there is no such message.
     """
 
     __slots__ = ("attempts", "headers", "keys", "left", "queue_key", "timestamps", "values")

@@ -120,7 +120,7 @@ class Questions:
     async def _answer(self, question: dict[str, Any]) -> dict[str, Any] | None:
         if self._opening is None:
             self._opening = asyncio.ensure_future(asyncio.open_connection(sock=self._own, limit=MAX_ANSWER_BYTES))
-        # If the time is over before it is open, it stays: cancelling it would close the socket for good.
+        # If this call times out first, the opening continues: cancelling it would close the socket for good.
         reader, writer = await asyncio.shield(self._opening)
         writer.write(json.dumps(question).encode() + b"\n")
         await writer.drain()

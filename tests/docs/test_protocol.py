@@ -286,7 +286,7 @@ EXAMPLE: Mapping[str, Callable[[], bytes]] = {
         "MIXED_ACQUIRE",
         ("", HOLDER, *SOURCE, [50, 51]),
         lease=30_000,
-        from_offsets=[43, 46],
+        from_offsets=[46, 48],
         timestamps=[1767225600000, 1767225600250],
         queues=["emails", "invoices"],
     ),

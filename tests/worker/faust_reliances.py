@@ -173,7 +173,7 @@ RELIANCES = (
     ),
     Reliance(_WORKER, "_sentinel_task", "async (self)", "the last task of a stop, which sleeps for a second"),
     # app/worker_app.py
-    Reliance(_APP, "http_client", "property", "made by the setting HttpClient, with what other workers ask for"),
+    Reliance(_APP, "http_client", "property", "made by the setting HttpClient, with authorization for workers"),
     # Long-lived parts of a worker.
     Reliance(_SERVICE, "on_start", "async (self)", "called by start(); a child of a running service starts at once"),
     Reliance(_SERVICE, "on_stop", "async (self)", "called by stop() before children and tasks end; only once"),

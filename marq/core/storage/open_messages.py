@@ -82,7 +82,7 @@ class OpenMessages:
     def take_rows(self, changes: dict[bytes, bytes | None]) -> None:
         """Add the rows to write (None: delete), and treat them as written."""
         if not self.pending_rows:
-            # All that happened has ended: with thousands of queues, that is so for nearly each.
+            # With thousands of queues, that is so for almost all of them.
             return
         queue, source = self.queue, self.source
         changes.update(dict.fromkeys(row_keys(queue, source, self.ended, b"r")))

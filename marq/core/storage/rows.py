@@ -155,7 +155,7 @@ class EventCounts:
     messages_expired: int = 0
 
     def copy(self) -> EventCounts:
-        # Once a second for each of thousands of queues, and replace() takes four times as long.
+        # Called once a second for each of thousands of queues; replace() takes four times as long.
         return EventCounts(*_values_of(self))
 
 

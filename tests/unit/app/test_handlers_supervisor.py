@@ -299,7 +299,7 @@ async def test_a_late_answer_is_not_taken_for_that_of_the_next_question(monkeypa
     questions.close()
 
 
-async def test_a_question_whose_time_is_over_before_the_socket_is_open_does_not_end_all_later_ones(
+async def test_a_question_that_times_out_before_the_socket_is_open_does_not_prevent_later_ones(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     questions = Questions()

@@ -33,8 +33,8 @@ asyncio.run(main())
 """
 
 
-def test_collections_no_longer_scan_what_existed_when_handlers_began() -> None:
-    script = "import gc; from marq_worker import memory; memory.leave_out_what_exists(); print(gc.get_freeze_count())"
+def test_collections_skip_objects_that_were_frozen_before_handlers_began() -> None:
+    script = "import gc; from marq_worker import memory; memory.freeze_objects(); print(gc.get_freeze_count())"
 
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
 

@@ -37,7 +37,7 @@ async def test_a_receiver_ends_with_an_error_when_user_code_cancels_one_of_its_t
 
     task(name).cancel()
 
-    assert await ended(rig) == f"code in this process has cancelled {name!r}, a task of Marq: cancel only your own"
+    assert await ended(rig) == f"code in this process has cancelled Marq's task {name!r}: cancel only your own tasks"
 
 
 async def test_a_call_that_waits_for_its_outcome_learns_that_the_outcome_is_not_written(make_rig) -> None:

@@ -570,7 +570,7 @@ def test_a_mixed_acquire_is_cut_so_that_it_fits_into_a_record() -> None:
 
 
 @pytest.mark.parametrize("kept", [{"headers": [("marq-attempt", b"2")]}, {"headers": [("marq-deliver-at", b"5")]}])
-async def test_a_message_whose_acquire_says_more_has_one_of_its_own(make_rig, kept: dict[str, object]) -> None:
+async def test_a_message_whose_acquire_has_more_columns_has_its_own(make_rig, kept: dict[str, object]) -> None:
     rig = make_rig(["a", "b", "c"])
     for buffer in rig.receiver.prefetch.buffers.values():
         buffer.handler_demand = 10

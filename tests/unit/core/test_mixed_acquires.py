@@ -66,12 +66,12 @@ def judged(batches: Sequence[Batch]) -> dict[str, Any]:
 
 
 @given(logs)
-def test_a_tracker_takes_it_for_an_acquire_of_each_message(batches: list[Batch]) -> None:
+def test_a_tracker_folds_it_like_an_acquire_of_each_message(batches: list[Batch]) -> None:
     assert state_of(batches) == state_of(alone(batches))
 
 
 @given(logs)
-def test_the_checker_takes_it_for_an_acquire_of_each_message(batches: list[Batch]) -> None:
+def test_the_checker_folds_it_like_an_acquire_of_each_message(batches: list[Batch]) -> None:
     assert judged(batches) == judged(alone(batches))
 
 
