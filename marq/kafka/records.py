@@ -240,9 +240,7 @@ class Records(Sequence[Row]):
         )
 
     def without_values(self) -> Records:
-        """Return the same records with None for each value; a single record is returned as it is."""
-        if len(self) == 1:
-            return self
+        """Return the same records with None for each value."""
         return Records(self.offsets, self.timestamps, self.keys, (None,) * len(self), self.headers)
 
     def with_fitting_headers(self) -> Records:

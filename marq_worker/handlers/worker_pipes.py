@@ -122,6 +122,8 @@ class Questions:
             self._opening = asyncio.ensure_future(asyncio.open_connection(sock=self._own, limit=MAX_ANSWER_BYTES))
         # If this call times out first, the opening continues: cancelling it would close the socket for good.
         reader, writer = await asyncio.shield(self._opening)
+        if writer.is_closing():
+            return None
         writer.write(json.dumps(question).encode() + b"\n")
         await writer.drain()
         while line := await reader.readline():
@@ -134,13 +136,16 @@ class Questions:
     def close(self) -> None:
         """Close both ends: the process ends, if it has not done so yet."""
         self.theirs.close()
-        if self._opening is not None and self._opening.done() and self._opening.exception() is None:
-            _, writer = self._opening.result()
-            writer.close()
-        else:
-            if self._opening is not None:
-                self._opening.cancel()
+        if self._opening is None:
             self._own.close()
+        else:
+            # Not cancelled while it opens: that would cancel those who ask as well.
+            self._opening.add_done_callback(_close)
+
+
+def _close(opening: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result()[1].close()
 
 
 Answer = Callable[[dict[str, Any]], dict[str, Any]]

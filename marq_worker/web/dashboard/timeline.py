@@ -82,14 +82,17 @@ class Timeline:
             batches = split(decode(record.value))
         except CorruptMarker:
             return
+        # Once: a MIXED_ACQUIRE becomes thousands of batches.
+        wanted = self.id.encode()
+        is_named = wanted in (record.value or b"")
         for batch in batches:
+            if is_named and isinstance(batch, Acquire | Delay):
+                self._find_places(batch, wanted)
             if not isinstance(batch, _OF_NO_MESSAGE):
                 self._read(batch, record, partition)
 
     def _read(self, batch: PlainBatch, record: Record, partition: int) -> None:
         assert not isinstance(batch, _OF_NO_MESSAGE)
-        if isinstance(batch, Acquire | Delay):
-            self._find_places(batch, record.value or b"")
         for source, number in list(self.places):
             # An id does not have the id of its topic's incarnation.
             if source not in (batch.source, batch.source.log):
@@ -101,10 +104,7 @@ class Timeline:
             elif (index := _index(batch.offsets, number)) is not None:
                 self._note(batch, index, number, record, partition)
 
-    def _find_places(self, batch: Acquire | Delay, value: bytes) -> None:
-        wanted = self.id.encode()
-        if wanted not in value:
-            return
+    def _find_places(self, batch: Acquire | Delay, wanted: bytes) -> None:
         for offset in batch.offsets:
             if (ID_HEADER, wanted) in [tuple(header) for header in payload_of(batch, offset).headers]:
                 self.queues.add(batch.queue)

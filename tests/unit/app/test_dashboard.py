@@ -30,6 +30,7 @@ from marq.wire.markers import (
     Delay,
     Fact,
     Kind,
+    MixedAcquire,
     Payload,
     Release,
     Renew,
@@ -420,6 +421,22 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert [event["elapsed_seconds"] for event in events] == [0.005, 0.015, 0.035, 0.055, 0.065]
     # One that has left its group.
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
+
+
+def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_their_marker_is_searched_once() -> None:
+    class Value(bytes):
+        def __contains__(self, part: Any) -> bool:
+            searches.append(part)
+            return super().__contains__(part)
+
+    timeline, searches = Timeline("marq.messages/0/5"), list[bytes]()
+    batch = MixedAcquire(ANY_QUEUE, 7, FIRST, [4, 5, 6], 30_000, ["a", "emails", "b"], [4, 5, 6], [1, 1, 1])
+    value = Value(encode(batch))
+
+    timeline.read(ConsumerRecord("marq.markers", 0, 0, 10, 1, None, value, None, -1, len(value), []), 0)
+
+    assert [(event["kind"], event["queue"]) for event in timeline.told()] == [("ACQUIRE", "emails")]
+    assert (timeline.queues, len(searches)) == ({"emails"}, 1)
 
 
 def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import uvloop
 
 from marq.wire.errors import ConfigError, MarqError
 from marq_worker.config.settings import HANDLERS_PROCESS
@@ -311,6 +312,22 @@ async def test_a_question_that_times_out_before_the_socket_is_open_does_not_prev
 
     assert await questions.ask({}) == {"number": 2}
     questions.close()
+
+
+@pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+def test_a_process_that_ends_while_its_socket_opens_answers_neither_this_question_nor_later_ones(run: Any) -> None:
+    async def ask() -> tuple[list[Any], int]:
+        questions = Questions()
+        first, waiting = (asyncio.create_task(questions.ask({})) for _ in range(2))
+        await asyncio.sleep(0)
+        questions.close()
+        answers = await asyncio.gather(first, waiting, return_exceptions=True)
+        answers.append(await questions.ask({}))
+        questions.close()
+        await asyncio.sleep(0)
+        return answers, questions._own.fileno()
+
+    assert run(ask()) == ([None, None, None], -1)
 
 
 @pytest.mark.parametrize(

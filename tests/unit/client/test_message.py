@@ -142,6 +142,17 @@ async def test_the_key_is_the_senders_also_where_the_queue_took_its_place(
     assert message.key == expected
 
 
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_lease_keeps_no_value_which_may_have_a_megabyte_after_its_message_has_gone(make_rig, count) -> None:
+    rig = make_rig()
+    rig.add(count)
+
+    messages = await rig.take(count)
+
+    assert [message.body for message in messages] == [b"v"] * count
+    assert [value for message in messages for value in message._batch.records.values if value is not None] == []
+
+
 async def test_a_negative_delay_is_refused_with_what_was_expected(held) -> None:
     _, (message, *_) = held
 
