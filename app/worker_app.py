@@ -274,7 +274,7 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
         TableManager=leases.Tables,
         PartitionAssignor=TrackerAssignor,
         datadir=str(settings.data_dir),
-        # For requests to other workers.
+        # Workers ask each other with this client.
         HttpClient=partial(ClientSession, headers=authorization(settings)),
         web_bind=settings.web_bind,
         web_port=settings.web_port,

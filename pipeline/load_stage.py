@@ -52,6 +52,7 @@ class Stage:
         return int.from_bytes(_digest(self)[16:24]) >> 1 | 1
 
 
+# Not a method, because ``bytes`` is a field of the class.
 def _digest(stage: Stage) -> bytes:
     return hashlib.sha256(f"{stage.namespace} {stage.name} {stage.drawn}".encode()).digest()
 

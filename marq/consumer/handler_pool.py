@@ -523,7 +523,10 @@ def _finish(message: Message) -> None:
 
 
 def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
-    """Ack the messages of a batch handler that returned, if they have no outcome; ``call``: if it was interrupted."""
+    """Ack the messages of a call of a batch handler that returned, unless they have outcomes.
+
+    ``call`` is None unless the call was interrupted.
+    """
     for breaker in {message._batch.breaker for message in messages}:
         if breaker is not None and not (call is not None and call.has_failed(breaker)):
             breaker.succeeded(messages)
@@ -532,7 +535,10 @@ def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
         if batch.decided:
             offsets = [offset for offset in offsets if offset not in batch.decided]
         if offsets:
-            batch.acked = [*batch.acked, *offsets] if batch.acked else offsets
+            if batch.acked:
+                batch.acked += offsets
+            else:
+                batch.acked = offsets
             batch.touch()
 
 

@@ -194,8 +194,9 @@ class Message(Hinted, Generic[T_co]):
         refuse("reject", unknown)
         self._check_lease("reject", self._expiry_s)
         if self._batch.decide(self._offset):
-            self._batch.reject(self._offset, plain_error(reason := str(reason)))
-            self._batch.keeper.failures.write([self], handler_failures.after_rejection(self, "was rejected"), reason)
+            text = str(reason)
+            self._batch.reject(self._offset, plain_error(text))
+            self._batch.keeper.failures.write([self], handler_failures.after_rejection(self, "was rejected"), text)
         if wait:
             await self._settled("reject")
 

@@ -139,7 +139,7 @@ class Questions:
         if self._opening is None:
             self._own.close()
         else:
-            # Not cancelled while it opens: that would cancel those who ask as well.
+            # Cancelling it while it opens would also cancel the tasks that wait for an answer.
             self._opening.add_done_callback(_close)
 
 

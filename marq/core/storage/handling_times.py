@@ -77,8 +77,9 @@ def waits(batch: Acquire | MixedAcquire, now_ms: int) -> Iterator[tuple[str, int
 
     Messages that are not due yet do not wait. A clock that is ahead of the log's counts as 0.
     """
+    queues: Sequence[str] | None = None
     if isinstance(batch, MixedAcquire):
-        times_ms = batch.timestamps_ms
+        queues, times_ms = batch.queues, batch.timestamps_ms
     elif batch.dues_ms is None and isinstance(batch.payloads, ReadPayloads):
         # The column alone: a payload would be cut out of its bytes.
         times_ms = batch.payloads.timestamps
@@ -86,7 +87,7 @@ def waits(batch: Acquire | MixedAcquire, now_ms: int) -> Iterator[tuple[str, int
         return
     step = max(1, len(times_ms) // SAMPLES)
     for place in range(0, len(times_ms), step):
-        queue = batch.queues[place] if isinstance(batch, MixedAcquire) else batch.queue
+        queue = batch.queue if queues is None else queues[place]
         yield queue, max(0, now_ms - times_ms[place]), min(step, len(times_ms) - place)
 
 
