@@ -502,9 +502,12 @@ async def test_each_endpoint_finds_the_messages_of_all_and_takes_over_for_a_kill
         taken = await other.receive("shared", 5)
         second.kill()
 
-        again = await sqs.receive("shared", 40, VisibilityTimeout=600)
-        assert {message["Body"] for message in again} == bodies
-        counts = {message["Body"]: message["Attributes"]["ApproximateReceiveCount"] for message in again}
+        counts: dict[str, str] = {}
+        # What the killed endpoint had acquired but not committed can come twice: its leases end before the takeover.
+        while len(counts) < len(bodies):
+            for message in await sqs.receive("shared", VisibilityTimeout=600):
+                counts[message["Body"]] = message["Attributes"]["ApproximateReceiveCount"]
+        assert counts.keys() == bodies
         assert all(counts[message["Body"]] == "2" for message in taken)
     finally:
         second.close()
