@@ -78,7 +78,8 @@ class StartPositionResolver:
     """The search for the places of partitions that a group's member was assigned.
 
     ``committed`` has the group's own commits; commits of other groups count only while :attr:`needs_others`.
-    ``snapshots`` has all snapshots that ``committed`` names. Queues that need over ``room_bytes`` of metadata get one.
+    ``snapshots`` has all snapshots that ``committed`` names. Queues that need over ``plain_bytes`` of metadata get one;
+    a snapshot stays while its name and what differs from it fit into ``room_bytes``.
 
     Raises UnknownPositions if a commit is unreadable.
     """
@@ -92,6 +93,7 @@ class StartPositionResolver:
         committed: Offsets,
         snapshots: Mapping[str, OffsetSnapshot],
         *,
+        plain_bytes: int = MAX_METADATA_BYTES,
         room_bytes: int = MAX_METADATA_BYTES,
         new_id: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
@@ -99,7 +101,7 @@ class StartPositionResolver:
         self._serving = serving
         self._committed = committed
         self._snapshots = snapshots
-        self._room_bytes = room_bytes
+        self._plain_bytes, self._room_bytes = plain_bytes, room_bytes
         self._new_id = new_id
         self._positions = {source: _positions(names, group, committed.get(source), snapshots) for source in sources}
         self._newcomers = {
@@ -157,7 +159,7 @@ class StartPositionResolver:
         named = None if committed is None else snapshot_named(committed.metadata)
         current = None if named is None else self._snapshots[named]
         # If many queues have left, their positions are kept in case they return.
-        if fits(queues if current is None else positions.by_queue.keys() | queues, self._room_bytes):
+        if fits(queues if current is None else positions.by_queue.keys() | queues, self._plain_bytes):
             return StartPosition(start, positions)
         metadata = in_the_metadata(positions.by_queue, frozenset(queues), start, current, self._room_bytes)
         if metadata is not None:

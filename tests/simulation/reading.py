@@ -110,6 +110,7 @@ class Reader:
             sources,
             dict(group.committed),
             world.snapshots,
+            plain_bytes=world.plain_metadata_bytes,
             room_bytes=world.metadata_room_bytes,
             new_id=lambda: f"snapshot-{next(world.snapshot_numbers)}",
         )

@@ -125,10 +125,12 @@ class World:
         self._delay_lots = random.Random(f"delay {seed}")
         #: How many records are to be delivered later by a header.
         self.deliver_at_share = self._delay_lots.choice([0.0, 0.0, 0.1, 0.5])
-        #: Snapshots of groups, and how much room their commits have for names without one.
+        #: Snapshots of groups, how much room their commits have for names without one, and for differences from one.
         self.snapshots: dict[str, OffsetSnapshot] = {}
         self.snapshot_numbers = itertools.count()
-        self.metadata_room_bytes = random.Random(f"room {seed}").choice([1, 64, 104, MAX_METADATA_BYTES])
+        room_lots = random.Random(f"room {seed}")
+        self.plain_metadata_bytes = room_lots.choice([1, 40, MAX_METADATA_BYTES])
+        self.metadata_room_bytes = room_lots.choice([1, 64, 72, MAX_METADATA_BYTES])
         #: Whether one queue delivers at most once.
         self.at_most_once = random.Random(f"once {seed}").random() < 0.25
         if self.at_most_once and plan.faults is None:

@@ -51,6 +51,7 @@ class Partition:
             [SOURCE],
             committed,
             self.snapshots,
+            plain_bytes=self._room_bytes,
             room_bytes=self._room_bytes,
             new_id=lambda: str(next(self._numbers)),
         ).places({} if end is None else {SOURCE: end})[SOURCE]
