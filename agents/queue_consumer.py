@@ -26,10 +26,10 @@ from faust.types import StreamT
 
 from marq.kafka.marker_writer import MarkerRecord
 from marq.wire.errors import BrokerUnavailable
-from marq_worker.transport.turns import Turn, Turns
+from marq_worker.transport.turns import Turn, TurnChannel
 
 
-class Acquirers(Turns):
+class Acquirers(TurnChannel):
     """The in-memory channel from receive cycles to the queue consumer agent."""
 
     shown = "<acquirers>"

@@ -14,13 +14,13 @@ from faust.types import StreamT
 
 from marq.owner.transaction_content import OwnerTransaction
 from marq_worker.owner.turns import redeliver
-from marq_worker.transport.turns import Turn, Turns
+from marq_worker.transport.turns import Turn, TurnChannel
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership
 
 
-class Owners(Turns):
+class Owners(TurnChannel):
     """The in-memory channel from owners to the timer agent."""
 
     shown = "<owners>"

@@ -28,7 +28,7 @@ from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEA
 from marq.wire.payload_columns import Columns, encode_headers
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
-from pipeline.load_stage import Stage
+from pipeline.load_stage import LoadStage
 from pipeline.writing import HEADERS, MarkersTopic
 
 #: Consecutive rows in one partition of the source, and the most in one marker.
@@ -210,7 +210,7 @@ def placed(rows: DataFrame, partitions: int) -> DataFrame:
     )
 
 
-def markers(rows: DataFrame, stage: Stage, topic: MarkersTopic, tasks: int) -> DataFrame:
+def markers(rows: DataFrame, stage: LoadStage, topic: MarkersTopic, tasks: int) -> DataFrame:
     """Return the markers of placed rows; one task writes each partition in the order of its numbers.
 
     So what trackers remember of a source stays one interval; they remember a limited number.
@@ -237,7 +237,7 @@ def markers(rows: DataFrame, stage: Stage, topic: MarkersTopic, tasks: int) -> D
 _Row = tuple[int, int, bytes, bytes | None, list[dict[str, str | bytes]], int]
 
 
-def _delay_of(stage: Stage, source: Source, run: Sequence[_Row]) -> Delay:
+def _delay_of(stage: LoadStage, source: Source, run: Sequence[_Row]) -> Delay:
     _, numbers, values, keys, headers, times = zip(*run, strict=True)
     queue_key = stage.queue.encode()
     pairs = [tuple((header["key"], header["value"]) for header in row) for row in headers]

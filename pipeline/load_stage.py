@@ -26,7 +26,7 @@ _ABOUT, _POSITION = "load.json", "position"
 
 
 @dataclass(frozen=True)
-class Stage:
+class LoadStage:
     """The content of ``load.json``; ``drawn`` is random and unique to the stage."""
 
     name: str
@@ -53,7 +53,7 @@ class Stage:
 
 
 # Not a method, because ``bytes`` is a field of the class.
-def _digest(stage: Stage) -> bytes:
+def _digest(stage: LoadStage) -> bytes:
     return hashlib.sha256(f"{stage.namespace} {stage.name} {stage.drawn}".encode()).digest()
 
 
@@ -66,17 +66,17 @@ class Stages:
     def path(self, name: str, part: str = "") -> str:
         return f"{self._lake.path}/{_place(name, part)}"
 
-    def find(self, name: str) -> Stage | None:
+    def find(self, name: str) -> LoadStage | None:
         """Return a stage; None if it does not exist."""
         text = self._lake.read_text(_place(name, _ABOUT))
         try:
-            return None if text is None else Stage(**json.loads(text))
+            return None if text is None else LoadStage(**json.loads(text))
         except (ValueError, TypeError) as error:
             raise PipelineError(
                 f"{self.path(name, _ABOUT)} can't be read ({error}): another version wrote it; use another --name"
             ) from error
 
-    def publish(self, hidden: str, stage: Stage) -> Stage:
+    def publish(self, hidden: str, stage: LoadStage) -> LoadStage:
         """Give a complete stage its name; return the stage that has the name now."""
         self._lake.write_text(_place(hidden, _ABOUT), json.dumps(asdict(stage), indent=1))
         if self._lake.claim(_place(hidden), _place(stage.name)):

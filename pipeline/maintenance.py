@@ -38,7 +38,7 @@ _FOLDERS = ("side", "batch", "date")
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableDirectory:
     """A directory of a table: a batch, or one of closed messages."""
 
     place: str
@@ -52,7 +52,7 @@ class Merge:
     """Directories of a table that become one."""
 
     table: str
-    batches: tuple[Batch, ...]
+    batches: tuple[TableDirectory, ...]
 
     @property
     def places(self) -> list[str]:
@@ -64,7 +64,7 @@ class Merge:
 
 
 @dataclass
-class Usage:
+class TableUsage:
     """Files and bytes of a table before and after a run; those after a dry run are None."""
 
     directories: int = 0
@@ -76,21 +76,21 @@ class Usage:
 
 
 @dataclass
-class Result:
+class MaintenanceResult:
     """What a run did, or would do, for each table."""
 
-    usage: dict[str, Usage] = field(default_factory=dict)
+    usage: dict[str, TableUsage] = field(default_factory=dict)
     messages_removed: int = 0
 
 
 def merges(
-    table: str, batches: Sequence[Batch], target_bytes: int, changed: Collection[str] = frozenset()
+    table: str, batches: Sequence[TableDirectory], target_bytes: int, changed: Collection[str] = frozenset()
 ) -> list[Merge]:
     """Return which neighbouring batches to merge, so that the bytes of each merge are at most the target.
 
     ``changed`` are the places of batches that lose rows, so that they are written again in any case.
     """
-    groups: list[list[Batch]] = [[]]
+    groups: list[list[TableDirectory]] = [[]]
     for batch in batches:
         if sum(one.bytes for one in groups[-1]) + batch.bytes > target_bytes:
             groups.append([])
@@ -98,7 +98,7 @@ def merges(
     return [Merge(table, tuple(group)) for group in groups if _is_worthwhile(group, target_bytes, changed)]
 
 
-def _is_worthwhile(group: Sequence[Batch], target_bytes: int, changed: Collection[str]) -> bool:
+def _is_worthwhile(group: Sequence[TableDirectory], target_bytes: int, changed: Collection[str]) -> bool:
     if len(group) != 1 or group[0].place in changed:
         return len(group) > 0
     [batch] = group
@@ -121,7 +121,7 @@ class Maintenance:
         self._target_bytes = target_bytes
         self._say = say
 
-    def run(self, *, older_ms: int | None = None, now_ms: int = 0, dry_run: bool = False) -> Result:
+    def run(self, *, older_ms: int | None = None, now_ms: int = 0, dry_run: bool = False) -> MaintenanceResult:
         """Merge what is worthwhile, and remove the history of messages that ended this long ago; or only return it.
 
         Raises:
@@ -142,7 +142,7 @@ class Maintenance:
             self._merge_closed([merge for merge in plan if merge.table == TABLE], result, removal)
         return result
 
-    def _planned(self, older_ms: int | None, now_ms: int) -> tuple[list[Merge], Result, Removal | None]:
+    def _planned(self, older_ms: int | None, now_ms: int) -> tuple[list[Merge], MaintenanceResult, Removal | None]:
         run = last_run(self._lake)
         removal = None
         if older_ms is not None:
@@ -151,7 +151,7 @@ class Maintenance:
             assert round_ is not None, "the lifecycle has processed a round"
             before_ms = now_ms - older_ms
             removal = Removal(self._spark, self._lake, run, round_, older_ms=older_ms, before_ms=before_ms)
-        result = Result({table: Usage() for table in (*STREAMS, TABLE)})
+        result = MaintenanceResult({table: TableUsage() for table in (*STREAMS, TABLE)})
         # A batch with rows that the live windows have counted, and others, would be counted twice.
         live = self._lake.last_commit(live_windows.TABLE)
         plan: list[Merge] = []
@@ -168,9 +168,11 @@ class Maintenance:
         result.messages_removed = 0 if removal is None else removal.count()
         return plan, result, removal
 
-    def _merges(self, table: str, places: Sequence[str], changed: Mapping[str, int], result: Result) -> list[Merge]:
+    def _merges(
+        self, table: str, places: Sequence[str], changed: Mapping[str, int], result: MaintenanceResult
+    ) -> list[Merge]:
         found = merges(table, [self._batch(place) for place in places], self._target_bytes, changed)
-        result.usage[table] = Usage(
+        result.usage[table] = TableUsage(
             directories=sum(len(merge.batches) for merge in found),
             files=sum(batch.files for merge in found for batch in merge.batches),
             bytes=sum(merge.bytes for merge in found),
@@ -189,12 +191,12 @@ class Maintenance:
                 if f"{TABLE}/{side}/{batch}" not in used:
                     self._lake.delete(f"{TABLE}/{side}/{batch}")
 
-    def _batch(self, place: str) -> Batch:
+    def _batch(self, place: str) -> TableDirectory:
         files, bytes_ = self._lake.usage(place)
         dates = frozenset(name for name in self._lake.names(place) if name.startswith("date="))
-        return Batch(place, files, bytes_, dates)
+        return TableDirectory(place, files, bytes_, dates)
 
-    def _merge_batches(self, plan: Sequence[Merge], result: Result, removal: Removal | None) -> None:
+    def _merge_batches(self, plan: Sequence[Merge], result: MaintenanceResult, removal: Removal | None) -> None:
         if not plan:
             return
         before = self._lake.last_commit(MAINTAIN)
@@ -223,7 +225,7 @@ class Maintenance:
             left = self._write(rows, merge, f"{stage}/{batch_place(merge.table, numbers[-1])}")
         return {"table": merge.table, "sources": numbers, "target": numbers[-1] if left else None}
 
-    def _merge_closed(self, plan: Sequence[Merge], result: Result, removal: Removal | None) -> None:
+    def _merge_closed(self, plan: Sequence[Merge], result: MaintenanceResult, removal: Removal | None) -> None:
         if not plan:
             return
         former = last_run(self._lake)
@@ -267,7 +269,7 @@ class Maintenance:
             )
         return written
 
-    def _measure(self, table: str, place: str, result: Result) -> None:
+    def _measure(self, table: str, place: str, result: MaintenanceResult) -> None:
         files, bytes_ = self._lake.usage(place)
         usage = result.usage[table]
         usage.files_after = (usage.files_after or 0) + files

@@ -382,9 +382,9 @@ class Fold:
             # After the last attempt it becomes a dead letter at once; a blocked message blocks its line instead.
             last = [
                 event["counted"]
-                and standing.attempt >= each.get("max_attempts", DEFAULT_LIMIT)
+                and standing.attempt >= rules.get("max_attempts", DEFAULT_LIMIT)
                 and delay_ms < BLOCKED_MS
-                for each in settings
+                for rules in settings
             ]
             delays_ms = [*([0] if any(last) else []), *([] if all(last) else delays_ms)]
             dues_ms = tuple(sorted({min(self.now_ms + delay_ms, MAX_TIME_MS) for delay_ms in delays_ms}))

@@ -138,7 +138,8 @@ def definitions_of(function: object) -> tuple[HandlerDefinition, ...]:
     if not isinstance(definitions, tuple) or not callable(function):
         return ()
     # Other decorators copy attributes to their wrappers, and methods show those of their function.
-    return tuple(replace(each, function=function) for each in definitions if isinstance(each, HandlerDefinition))
+    handlers = [definition for definition in definitions if isinstance(definition, HandlerDefinition)]
+    return tuple(replace(handler, function=function) for handler in handlers)
 
 
 class SendTarget(NamedTuple):
@@ -164,16 +165,16 @@ def target_of(function: object, codec: Codec | None, kind: str | None = None) ->
             f" {function!r}"
         )
     first, *others = definitions
-    if any(each.queue != first.queue for each in others):
-        queues = ", ".join(dict.fromkeys(repr(each.queue) for each in definitions))
+    if any(definition.queue != first.queue for definition in others):
+        queues = ", ".join(dict.fromkeys(repr(definition.queue) for definition in definitions))
         raise ConfigError(
             f"{first.name} handles several queues ({queues}), so its queue is ambiguous: name one, as in"
             f" producer.send({first.queue!r}, value)"
         )
-    by_type = {each.type: each for each in definitions}
+    by_type = {definition.type: definition for definition in definitions}
     definition = by_type.get(kind) if kind is not None or None in by_type or others else first
     if definition is None:
-        types = ", ".join(repr(each) for each in by_type if each is not None) or "none"
+        types = ", ".join(repr(type_) for type_ in by_type if type_ is not None) or "none"
         problem = (
             "handles several types, so the type is ambiguous" if kind is None else f"does not handle type {kind!r}"
         )

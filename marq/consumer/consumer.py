@@ -285,8 +285,8 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             MarqError: the consumer can no longer receive; the error says why.
         """
         check_handler(handler)
-        for each in middleware:
-            check_middleware(each)
+        for function in middleware:
+            check_middleware(function)
         running = self._started()
         check = partial(definitions_for, handler)
         definitions = check(running.queues)
@@ -294,13 +294,18 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             warn_of_unpublished(definition, running.definitions.settings(definition.queue))
         if concurrency is None:
             decorated = [
-                each.settings["concurrency"] for each in definitions.values() if "concurrency" in each.settings
+                definition.settings["concurrency"]
+                for definition in definitions.values()
+                if "concurrency" in definition.settings
             ]
             concurrency = max(decorated, default=DEFAULT_CONCURRENCY)
         count = whole_number("concurrency", concurrency, most=MAX_CONCURRENCY)
         # Not only for these queues, because more queues may join the group.
         codecs = cache(partial(codec_of, handler))
-        queues = {*running.queues, *(each.queue for each in definitions_of(handler) if each.type is None)}
+        queues = {
+            *running.queues,
+            *(definition.queue for definition in definitions_of(handler) if definition.type is None),
+        }
         has_codec = any(codecs(queue) is not None for queue in queues)
         chosen = codecs if has_codec else None
         pool = HandlerTasks(running.buffer, running.receiver, bound(handler), count, chosen, middleware)

@@ -103,7 +103,9 @@ class DeliveryGate:
         offsets = batch.records.offsets
         late = {offsets[index] for index in expired(batch.records, self._settings(batch.queue), self._broker_ms())}
         # A RELEASE of a purged message has no effect. An ordered queue then asks the tracker before the next delivery.
-        ended = dict.fromkeys([each for each in messages if each._offset in late or self._may_be_purged(each)])
+        ended = dict.fromkeys(
+            [message for message in messages if message._offset in late or self._may_be_purged(message)]
+        )
         put_back(ended)
         messages = [message for message in messages if message not in ended]
         # Messages with keys may have waited since their breaker was changed or removed.

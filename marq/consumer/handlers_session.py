@@ -45,7 +45,7 @@ def handler_for(queue: str, functions: Mapping[str | None, Handler]) -> QueueHan
         ConfigError: values can't be decoded, or the handler without a type is decorated for types only.
     """
     untyped = functions.get(None)
-    types = [each.type for each in definitions_of(untyped) if each.queue == queue]
+    types = [definition.type for definition in definitions_of(untyped) if definition.queue == queue]
     if types and None not in types:
         raise ConfigError(
             f"queue {queue!r}: its handler {name_of(untyped)} is decorated for messages of type {types[0]!r} only: do"

@@ -137,7 +137,7 @@ class Membership:
 
     def _refuse_part_of_group(self, queue: str, definitions: Definitions) -> None:
         group = definitions.group(queue)
-        others = [] if group is None else [each for each in definitions.queues_of(group) if each != queue]
+        others = [] if group is None else [other for other in definitions.queues_of(group) if other != queue]
         if others:
             raise ConfigError(
                 f"queue {queue!r} belongs to group {group!r} together with {', '.join(map(repr, others))}, and a"

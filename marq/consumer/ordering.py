@@ -389,7 +389,7 @@ class Ordering:
     def reads_ahead(self) -> bool:
         """Whether messages are read although no handler wants them; not if those of other queues would be, too."""
         turns = [self.turns[queue] for queue in self.queues if queue in self.turns and queue not in self._paused]
-        return self._served == len(turns) > 0 and all(each.reads_ahead for each in turns)
+        return self._served == len(turns) > 0 and all(queue_turns.reads_ahead for queue_turns in turns)
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
@@ -962,7 +962,7 @@ class KeyQueues:
         """Note outcomes that are durable."""
         if not self._delivered.isdisjoint(acked):
             # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
-            done = {each for each in acked if each in self._delivered and self._batches.get(each) is not batch}
+            done = {offset for offset in acked if offset in self._delivered and self._batches.get(offset) is not batch}
             self._done |= done
             acked = [offset for offset in acked if offset not in done]
         last = [release.offset for release in released if release.delay_ms == LAST]
@@ -994,7 +994,9 @@ class KeyQueues:
 
     def moved(self, former: LeasedBatch, batch: LeasedBatch, offsets: Iterable[int]) -> None:
         """Note that messages are in another batch now."""
-        self._batches.update(dict.fromkeys([each for each in offsets if self._batches.get(each) is former], batch))
+        self._batches.update(
+            dict.fromkeys([offset for offset in offsets if self._batches.get(offset) is former], batch)
+        )
 
     def _end(self, offsets: Sequence[int], now_s: float) -> None:
         """Remove messages, and continue with the next ones of their keys."""

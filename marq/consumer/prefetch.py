@@ -329,7 +329,7 @@ class Prefetch:
     @property
     def is_sated(self) -> bool:
         """Whether messages are ready for all handlers and calls."""
-        return all(len(each.ready) >= each.handler_demand + each.call_demand for each in self.distinct)
+        return all(len(buffer.ready) >= buffer.handler_demand + buffer.call_demand for buffer in self.distinct)
 
     @property
     def processing(self) -> int:
@@ -432,7 +432,7 @@ class Prefetch:
     def _take_suspects(self, queue: str | None = None) -> list[Message]:
         taken = [message for message, _ in self._suspects if queue in (None, message.queue)]
         if taken:
-            self._suspects = deque([each for each in self._suspects if queue not in (None, each[0].queue)])
+            self._suspects = deque([suspect for suspect in self._suspects if queue not in (None, suspect[0].queue)])
             for message in taken:
                 self.buffers[message.queue].held += 1
         return taken

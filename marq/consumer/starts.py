@@ -192,7 +192,7 @@ class Starts:
 
     async def _written(self, messages: Sequence[Message]) -> set[Message]:
         """Write starts until they are durable or all leases have ended; return the messages whose starts are."""
-        first = [each for each in messages if _comes_first(each)]
+        first = [message for message in messages if _comes_first(message)]
         while live := self._live(first):
             left_s = min([message._expiry_s for message in live]) - self._clock()
             try:
@@ -206,7 +206,7 @@ class Starts:
 
     def _live(self, messages: Sequence[Message]) -> list[Message]:
         now_s = self._clock()
-        return [each for each in messages if is_leased(each, now_s)]
+        return [message for message in messages if is_leased(message, now_s)]
 
     # --- starts that may come late ------------------------------------------------------------------------------------
 
@@ -218,7 +218,7 @@ class Starts:
                 await self._prefetch.taken.wait()
             before, self._noting, self._returned = set(self._running()), self._returned, []
             await self._sleep(NOTED_AFTER_S)
-            late = [*[each for each in self._running() if each in before], *self._noting]
+            late = [*[message for message in self._running() if message in before], *self._noting]
             await self._write_late(late, self._settings.default_lease_ms / 3000)
             self._noting = []
 
@@ -228,7 +228,9 @@ class Starts:
     async def _write_late(self, messages: Sequence[Message], limit_s: float) -> None:
         now_s = self._clock()
         # Each once: during an outage, messages of handlers come again and again.
-        late = list(dict.fromkeys([each for each in messages if _lacks_start(each) and is_leased(each, now_s)]))
+        late = list(
+            dict.fromkeys([message for message in messages if _lacks_start(message) and is_leased(message, now_s)])
+        )
         for message in late:
             message._batch.note_unconfirmed_start(message._offset)
         try:

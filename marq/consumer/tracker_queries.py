@@ -41,8 +41,8 @@ class TrackerQueries:
 
     async def answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
         """Yield each question with the parts of its answer, as answers arrive; wait without limit for missing ones."""
-        left = {each.holder: each for each in questions}
-        parts: dict[int, dict[int, Resumed]] = {each.holder: {} for each in questions}
+        left = {question.holder: question for question in questions}
+        parts: dict[int, dict[int, Resumed]] = {question.holder: {} for question in questions}
         patience_s = self._clock() + PATIENCE_S
         while left:
             try:
@@ -67,13 +67,13 @@ class TrackerQueries:
 
     async def _ask(self, left: Sequence[Resume], answers: dict[int, dict[int, Resumed]]) -> None:
         """Write questions, and read until all are answered, or some are and nothing more arrives for a while."""
-        partitions = {markers_partition(*each.source, self._markers_partitions) for each in left}
+        partitions = {markers_partition(*question.source, self._markers_partitions) for question in left}
         reader = await self._open_reader(partitions)
         again = asyncio.ensure_future(self._sleep(AGAIN_S))
         try:
-            records = [MarkerRecord.of(each, self._markers_partitions) for each in left]
+            records = [MarkerRecord.of(question, self._markers_partitions) for question in left]
             await self._writer.write(records, _WRITE_LIMIT_S)
-            while not again.done() and not all(_is_whole(answers[each.holder]) for each in left):
+            while not again.done() and not all(_is_whole(answers[question.holder]) for question in left):
                 reading = asyncio.ensure_future(reader.read())
                 try:
                     await asyncio.wait([reading, again], return_when=asyncio.FIRST_COMPLETED)

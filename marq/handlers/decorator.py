@@ -67,22 +67,23 @@ def by_queue(definitions: Iterable[HandlerDefinition]) -> dict[str, QueueHandler
         ConfigError: two functions handle the same messages, or two decorators have different values of a setting.
     """
     queues: dict[str, dict[str | None, HandlerDefinition]] = {}
-    for each in definitions:
-        other = queues.setdefault(each.queue, {}).setdefault(each.type, each)
-        if other.function is not each.function:
-            raise two_handlers(other, each)
+    for definition in definitions:
+        other = queues.setdefault(definition.queue, {}).setdefault(definition.type, definition)
+        if other.function is not definition.function:
+            raise two_handlers(other, definition)
     return {queue: QueueHandlers(by_type, _settings_of(by_type.values())) for queue, by_type in queues.items()}
 
 
 def _settings_of(definitions: Collection[HandlerDefinition]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
-    for each in definitions:
-        for key, value in each.settings.items():
+    for definition in definitions:
+        for key, value in definition.settings.items():
             if settings.setdefault(key, value) != value:
                 other = next(one for one in definitions if key in one.settings)
                 raise ConfigError(
-                    f"queue {each.queue!r}: {key} = {settings[key]} of @marq.handler ({other.name}) and {key} = {value}"
-                    f" of @marq.handler ({each.name}), but a setting is for the whole queue: keep one of them"
+                    f"queue {definition.queue!r}: {key} = {settings[key]} of @marq.handler ({other.name}) and {key} ="
+                    f" {value} of @marq.handler ({definition.name}), but a setting is for the whole queue: keep one of"
+                    " them"
                 )
     return settings
 
@@ -197,13 +198,15 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     Raises:
         ConfigError: it is decorated, but not for all of them, or for one type of their messages only.
     """
-    # For a queue, that without a type comes last.
-    definitions = {each.queue: each for each in sorted(definitions_of(function), key=lambda each: each.type is None)}
-    for each in definitions.values():
-        if each.queue in queues and each.type is not None:
+    # The one without a type is the definition of its queue.
+    untyped_last = sorted(definitions_of(function), key=lambda definition: definition.type is None)
+    definitions = {definition.queue: definition for definition in untyped_last}
+    for definition in definitions.values():
+        if definition.queue in queues and definition.type is not None:
             raise ConfigError(
-                f"{each.name} handles only messages of type {each.type!r} of queue {each.queue!r}, and a consumer would"
-                " call it with all of them: run it in a worker, or pass a function that looks at message.type"
+                f"{definition.name} handles only messages of type {definition.type!r} of queue {definition.queue!r},"
+                " and a consumer would call it with all of them: run it in a worker, or pass a function that looks at"
+                " message.type"
             )
     others = [queue for queue in queues if queue not in definitions]
     if definitions and others:
@@ -220,7 +223,7 @@ def warn_of_unpublished(definition: HandlerDefinition, current: QueueSettings) -
     # A consumer takes the concurrency from the decorator itself.
     keys = [key for key in definition.settings if key != "concurrency" and now[key] != decorated[key]]
     if keys:
-        ours, theirs = [", ".join(f"{key} = {each[key]}" for key in keys) for each in (decorated, now)]
+        ours, theirs = [", ".join(f"{key} = {settings[key]}" for key in keys) for settings in (decorated, now)]
         log.warning(
             "queue %r: %s of @marq.handler (%s) has no effect, because only workers publish it; the queue has %s: set"
             " it in marq.toml, or run the handler in a worker",
@@ -290,7 +293,7 @@ def _check_decorated(queue: str, function: object) -> None:
 def _attach(definition: HandlerDefinition) -> None:
     function = definition.function
     before = getattr(function, ATTRIBUTE, ())
-    if any((each.queue, each.type) == (definition.queue, definition.type) for each in before):
+    if any((other.queue, other.type) == (definition.queue, definition.type) for other in before):
         raise ConfigError(f"{definition.what}: {definition.name} is decorated twice for it")
     try:
         setattr(function, ATTRIBUTE, (*before, definition))

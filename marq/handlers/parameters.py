@@ -94,21 +94,23 @@ def parameters(function: Any, *, method: bool = False, names: Mapping[str, Any] 
     except (TypeError, ValueError):
         # Written in C, without a signature.
         return Parameters(None, Any, {})
-    positional = [each for each in declared if each.kind in _POSITIONAL]
+    positional = [parameter for parameter in declared if parameter.kind in _POSITIONAL]
     if method and len(positional) > 1 and (positional[0].annotation is inspect.Parameter.empty):
         declared.remove(positional.pop(0))
-    annotations = {each.name: _annotation(function, each, names or {}) for each in positional[:2]}
+    annotations = {parameter.name: _annotation(function, parameter, names or {}) for parameter in positional[:2]}
     kinds = [
-        annotations[each.name]
-        for index, each in enumerate(positional[:2])
+        annotations[parameter.name]
+        for index, parameter in enumerate(positional[:2])
         # A second parameter with a default is the function's own, unless it is a message.
-        if index == 0 or each.default is each.empty or _is_message(annotations[each.name])
+        if index == 0 or parameter.default is parameter.empty or _is_message(annotations[parameter.name])
     ]
-    others = [each for each in declared if each not in positional[: len(kinds)]]
-    variadic = any(each.kind is each.VAR_POSITIONAL for each in others)
-    if any(each.default is each.empty and each.kind not in _VARIADIC for each in others) or not (kinds or variadic):
+    others = [parameter for parameter in declared if parameter not in positional[: len(kinds)]]
+    variadic = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in others)
+    unfilled = any(parameter.default is parameter.empty and parameter.kind not in _VARIADIC for parameter in others)
+    if unfilled or not (kinds or variadic):
         raise _unexpected(function)
-    kept = {each.name: annotations[each.name] for each in positional[:2] if isinstance(each.annotation, str)}
+    texts = [parameter.name for parameter in positional[:2] if isinstance(parameter.annotation, str)]
+    kept = {name: annotations[name] for name in texts}
     return Parameters(*_chosen(function, kinds), kept)
 
 
@@ -181,7 +183,7 @@ def _message(kind: Any) -> Any:
     if origin is Annotated:
         return _message(get_args(kind)[0])
     if origin in (Union, UnionType):
-        return next((each for each in map(_message, get_args(kind)) if each is not None), None)
+        return next((message_kind for message_kind in map(_message, get_args(kind)) if message_kind is not None), None)
     base = origin or kind
     return kind if isinstance(base, type) and issubclass(base, Message) else None
 

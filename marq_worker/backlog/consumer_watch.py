@@ -43,7 +43,7 @@ log = logging.getLogger("marq.worker")
 
 
 @dataclass(slots=True)
-class _Queue:
+class _WatchedQueue:
     acquired: int
     idle_s: float = 0.0
     waited: bool = False
@@ -54,7 +54,7 @@ class _Queue:
 class Unattended:
     """Adds up, from one check to the next, for how long queues have had no consumer; makes no requests."""
 
-    _queues: dict[str, _Queue] = field(default_factory=dict)
+    _queues: dict[str, _WatchedQueue] = field(default_factory=dict)
 
     def look(self, acquired: Mapping[str, int], waiting: Collection[str], passed_s: float) -> list[str]:
         """Note counters and waiting queues; return the queues whose consumers must be looked up.
@@ -69,7 +69,7 @@ class Unattended:
         for name in acquired.keys() | waiting:
             count, known = acquired.get(name, 0), before.get(name)
             if known is None or known.acquired != count:
-                self._queues[name] = _Queue(count, waited=name in waiting)
+                self._queues[name] = _WatchedQueue(count, waited=name in waiting)
                 continue
             self._queues[name] = known
             known.idle_s += passed_s

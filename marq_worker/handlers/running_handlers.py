@@ -198,7 +198,7 @@ class RunningHandlers:
         """Describe the handlers that are running now, or only the one that runs in a task; "" without any."""
         pools = [] if self.session is None else self.session.pools
         running = [pool for pool in pools if task is None or task in pool.busy_tasks]
-        names = {(each.queue, self._name_of(each)) for pool in running for each in pool.running}
+        names = {(message.queue, self._name_of(message)) for pool in running for message in pool.running}
         return ", ".join(f"handler {name} of queue {queue}" for queue, name in sorted(names))
 
     def _name_of(self, message: Message) -> str:

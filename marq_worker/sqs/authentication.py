@@ -17,7 +17,7 @@ from marq_worker.config.settings import AppSettings
 from marq_worker.sqs.access_keys import Key, load_keys
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.signatures import Verifier
-from marq_worker.web.connection_limits import Rate
+from marq_worker.web.connection_limits import RateLimiter
 from marq_worker.web.security import is_loopback
 
 log = logging.getLogger("marq.sqs")
@@ -46,7 +46,7 @@ class Authentication:
 
     def __init__(self, keys: Mapping[str, Key]) -> None:
         self._verifier = Verifier(keys, time.time) if keys else None
-        self._failures = Rate(*FAILURES)
+        self._failures = RateLimiter(*FAILURES)
 
     def identify(self, request: BaseRequest, body: bytes) -> Key | None:
         """Return the key that signed a request, None if the endpoint has no keys. Raises SqsError."""

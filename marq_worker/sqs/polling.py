@@ -352,7 +352,7 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
     async def release(self, tokens: Sequence[Token], *, counted: bool = True) -> None:
         """Release messages at once; ``counted=False``, if no program has seen them, does not count the attempt."""
         await self._settle(
-            [Release(each.queue, each.holder, each.source, [each.offset], [0], counted, [""]) for each in tokens]
+            [Release(token.queue, token.holder, token.source, [token.offset], [0], counted, [""]) for token in tokens]
         )
 
     async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
@@ -365,7 +365,7 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
         await writer.settled()
 
 
-class Place(NamedTuple):
+class SourceOffset(NamedTuple):
     """The place of a message in its queue."""
 
     source: Source
@@ -383,7 +383,7 @@ class PolledInOrder(PolledConsumer):
     def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
         settings = super()._receiver_settings(topics, definitions)
         max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
-        self._delivered: dict[Place, Message] = {}
+        self._delivered: dict[SourceOffset, Message] = {}
         #: The last purge that is known.
         self._purge = settings.skipped(self.name)
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
@@ -416,7 +416,7 @@ class PolledInOrder(PolledConsumer):
         held = [message for message in messages if self._is_held(message)]
         # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
         put_back([message for message in messages if message not in held])
-        self._delivered.update({Place(each._batch.source, each.offset): each for each in held})
+        self._delivered.update({SourceOffset(message._batch.source, message.offset): message for message in held})
         return held
 
     def _end_purged(self) -> None:
@@ -431,7 +431,7 @@ class PolledInOrder(PolledConsumer):
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""
-        message = self._delivered.get(Place(token.source, token.offset))
+        message = self._delivered.get(SourceOffset(token.source, token.offset))
         # The holder must match, too: after a source is assigned again, its messages belong to the new holder.
         if message is None or message.attempt != attempt or message._batch.holder != token.holder:
             return None
@@ -440,14 +440,14 @@ class PolledInOrder(PolledConsumer):
     async def ack_held(self, message: Message) -> None:
         """Ack a message that :meth:`find` returned; durable on return."""
         running = self._started()
-        del self._delivered[Place(message._batch.source, message.offset)]
+        del self._delivered[SourceOffset(message._batch.source, message.offset)]
         message._ack()
         await running.receiver.writer.settled()
 
     async def release_held(self, message: Message, *, counted: bool) -> None:
         """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
         running = self._started()
-        del self._delivered[Place(message._batch.source, message.offset)]
+        del self._delivered[SourceOffset(message._batch.source, message.offset)]
         if not counted:
             put_back([message])
         elif message._batch.decide(message.offset):

@@ -55,7 +55,7 @@ class Turn:
             await asyncio.wait([self._task])
 
 
-class Turns(faust.Channel[Turn]):
+class TurnChannel(faust.Channel[Turn]):
     """An in-memory channel of turns to one agent.
 
     A rebalance clears Faust's own channels; callers would then wait forever.

@@ -70,7 +70,7 @@ class Connections:
 MAX_ADDRESSES = 1_024
 
 
-class Rate:
+class RateLimiter:
     """A token bucket per address: ``burst`` at once, and ``per_second`` in the long run."""
 
     def __init__(self, burst: float, per_second: float, clock: Callable[[], float] = time.monotonic) -> None:

@@ -19,7 +19,7 @@ from aiohttp.web import HTTPException, Request, RequestKey, Response, StreamResp
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings, Role
-from marq_worker.web.connection_limits import Rate
+from marq_worker.web.connection_limits import RateLimiter
 from marq_worker.web.credentials import Access, Credentials, Visitor
 
 log = logging.getLogger("marq.web")
@@ -83,10 +83,12 @@ def check_exposure(settings: AppSettings, bind: str) -> None:
 class Guard:
     """Lets requests through, or answers them."""
 
-    def __init__(self, credentials: Credentials, requests: Rate | None = None, failures: Rate | None = None) -> None:
+    def __init__(
+        self, credentials: Credentials, requests: RateLimiter | None = None, failures: RateLimiter | None = None
+    ) -> None:
         self._credentials = credentials
-        self._requests = requests or Rate(*REQUESTS)
-        self._failures = failures or Rate(*FAILURES)
+        self._requests = requests or RateLimiter(*REQUESTS)
+        self._failures = failures or RateLimiter(*FAILURES)
 
     async def handle(self, request: Request, handler: Handler) -> StreamResponse:
         response = await self._refuse(request) or await _answer(request, handler)

@@ -29,7 +29,7 @@ from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.load_rows import Fields
-from pipeline.load_stage import Stage, Stages
+from pipeline.load_stage import LoadStage, Stages
 from pipeline.session import session
 from pipeline.writing import HEADERS, MarkersTopic, Progress, StepPacer, check_limits, write
 
@@ -100,7 +100,7 @@ class Load:
         except Exception as error:
             raise inputs.unreadable(options.input, options.format, error) from error
 
-    def stage(self) -> Stage:
+    def stage(self) -> LoadStage:
         """Return the stage of this load, created if there is none; raise PipelineError if another load has the name."""
         name = self._options.name or self._default_name()
         stage = self.stages.find(name)
@@ -118,7 +118,7 @@ class Load:
             )
         return stage
 
-    def send(self, stage: Stage, position: int) -> None:
+    def send(self, stage: LoadStage, position: int) -> None:
         """Write the rows from a position on; they are durable on return."""
         rows = self._spark.read.schema(_ROWS).parquet(self.stages.path(stage.name, "rows"))
         placed = load_rows.placed(rows, stage.source_partitions)
@@ -144,7 +144,7 @@ class Load:
         stem = re.sub(r"[^A-Za-z0-9]+", "-", self._options.input.rstrip("/").rpartition("/")[2]).strip("-")[:40]
         return f"{stem or 'load'}-{hashlib.sha256(what.encode()).hexdigest()[:12]}"
 
-    def _create_stage(self, name: str) -> Stage:
+    def _create_stage(self, name: str) -> LoadStage:
         rows = inputs.read(self._spark, self._options.input, self._options.format)
         if self._options.limit is not None:
             rows = rows._replace(frame=rows.frame.limit(self._options.limit))
@@ -157,7 +157,7 @@ class Load:
         finally:
             self.stages.remove(hidden)
 
-    def _write_stage(self, name: str, hidden: str, checked: DataFrame) -> Stage:
+    def _write_stage(self, name: str, hidden: str, checked: DataFrame) -> LoadStage:
         path = self.stages.path(hidden, "checked")
         try:
             checked.write.parquet(path)
@@ -175,7 +175,7 @@ class Load:
         size = self._verified(self.stages.path(hidden, "rows"), total)
         reasons: dict[str, int] = dict(bad.groupBy("reason").count().collect())
         self.stages.remove(hidden, "checked")
-        return Stage(
+        return LoadStage(
             name, self._options.queue, self._namespace, self._arguments, self._identity, secrets.token_hex(16),
             time.time_ns() // 1_000_000, self._markers.partitions, total, size, reasons,
         )  # fmt: skip
@@ -205,7 +205,7 @@ def _fields(options: argparse.Namespace) -> Fields:
 
 
 def _report(
-    options: argparse.Namespace, stage: Stage, load: Load, before: int, position: int, interrupted: bool
+    options: argparse.Namespace, stage: LoadStage, load: Load, before: int, position: int, interrupted: bool
 ) -> None:
     bad_path = load.stages.path(stage.name, "bad")
     if options.json:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pipeline.errors import PipelineError
 from pipeline.jobs.lifecycle import StepLog
 from pipeline.lake import Lake
-from pipeline.maintenance import Maintenance, Result
+from pipeline.maintenance import Maintenance, MaintenanceResult
 from pipeline.session import session
 from pipeline.spans import DAY_MS, aligned, duration_ms, show_bytes, show_moment, size_bytes
 
@@ -54,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _lines(result: Result) -> list[str]:
+def _lines(result: MaintenanceResult) -> list[str]:
     rows = [("table", "directories", "files", "bytes", "rows removed", "files after", "bytes after")]
     for table, usage in result.usage.items():
         before = (f"{usage.directories:,}", f"{usage.files:,}", show_bytes(usage.bytes), f"{usage.rows_removed:,}")

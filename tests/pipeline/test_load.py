@@ -19,7 +19,7 @@ from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, KEY_HEADER, Names
 from pipeline import inputs, load_rows
 from pipeline.errors import PipelineError
 from pipeline.load_rows import Fields
-from pipeline.load_stage import Stage
+from pipeline.load_stage import LoadStage
 from pipeline.writing import MarkersTopic
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace
@@ -102,7 +102,7 @@ def test_numbers_of_a_source_have_no_gaps_and_every_marker_claims_itself_only(sp
         F.lit(0).cast("long").alias("time_ms"), F.col("id").alias("row"),
     )  # fmt: skip
     markers = MarkersTopic("marq.markers", 3, 4_096)
-    stage = Stage("mine", "q", "cluster/marq", {"at": None}, None, "07", 1_000, 3, 2_750, 9_890, {})
+    stage = LoadStage("mine", "q", "cluster/marq", {"at": None}, None, "07", 1_000, 3, 2_750, 9_890, {})
 
     records = load_rows.markers(load_rows.placed(rows, 3), stage, markers, 2).collect()
 

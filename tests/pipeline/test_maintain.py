@@ -24,7 +24,7 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Connection
 from pipeline.lake import MAINTAIN, Lake
 from pipeline.lifecycle_runs import TABLE, Run
-from pipeline.maintenance import Batch, Maintenance, Result, merges
+from pipeline.maintenance import Maintenance, MaintenanceResult, TableDirectory, merges
 from pipeline.spans import DAY_MS
 from pipeline.subscriptions import Subscription
 from pipeline.tables import DAYS, MARKERS, STREAMS
@@ -124,7 +124,7 @@ def files(lake: Lake) -> dict[str, int]:
     return {name: size for name, size in found.items() if "_locks" not in name and not name.endswith(".crc")}
 
 
-def maintain(spark: SparkSession, lake: Lake, **older: int) -> Result:
+def maintain(spark: SparkSession, lake: Lake, **older: int) -> MaintenanceResult:
     return Maintenance(spark, lake, TARGET).run(**older)
 
 
@@ -316,9 +316,9 @@ def test_a_lifecycle_after_a_kill_finishes_the_exchange_first(
     assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
 
 
-def batch(number: int, size: int, file_count: int = 1, dates: int = 1) -> Batch:
+def batch(number: int, size: int, file_count: int = 1, dates: int = 1) -> TableDirectory:
     names = frozenset(f"date={date}" for date in range(dates))
-    return Batch(f"markers/batch={number:09}", file_count, size, names)
+    return TableDirectory(f"markers/batch={number:09}", file_count, size, names)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +334,7 @@ def batch(number: int, size: int, file_count: int = 1, dates: int = 1) -> Batch:
         ([batch(0, 500, file_count=8)], []),
     ],
 )
-def test_neighbours_are_merged_up_to_a_size(batches: list[Batch], merged: list[list[int]]) -> None:
+def test_neighbours_are_merged_up_to_a_size(batches: list[TableDirectory], merged: list[list[int]]) -> None:
     found = merges("markers", batches, target_bytes=100)
 
     assert [[int(place[-9:]) for place in merge.places] for merge in found] == merged

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from marq_worker.web.connection_limits import MAX_ADDRESSES, Rate
+from marq_worker.web.connection_limits import MAX_ADDRESSES, RateLimiter
 
 
 class Clock:
@@ -14,7 +14,7 @@ class Clock:
 
 def test_a_burst_passes_and_then_a_fixed_rate() -> None:
     clock = Clock()
-    rate = Rate(2, 0.5, clock)
+    rate = RateLimiter(2, 0.5, clock)
 
     for _ in range(2):
         assert rate.wait_s("a") == 0
@@ -27,7 +27,7 @@ def test_a_burst_passes_and_then_a_fixed_rate() -> None:
 
 
 def test_a_release_at_shutdown_does_not_count() -> None:
-    rate = Rate(1, 0.1, Clock())
+    rate = RateLimiter(1, 0.1, Clock())
     rate.spend("a")
 
     rate.give_back("a")
@@ -36,7 +36,7 @@ def test_a_release_at_shutdown_does_not_count() -> None:
 
 
 def test_addresses_are_forgotten_when_there_are_too_many() -> None:
-    rate = Rate(1, 0.1, Clock())
+    rate = RateLimiter(1, 0.1, Clock())
 
     for number in range(MAX_ADDRESSES + 10):
         rate.spend(str(number))

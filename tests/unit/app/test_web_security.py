@@ -16,7 +16,7 @@ from yarl import URL
 
 from marq.wire.errors import ConfigError
 from marq_worker.config.settings import load_settings
-from marq_worker.web.connection_limits import Rate
+from marq_worker.web.connection_limits import RateLimiter
 from marq_worker.web.credentials import Credentials
 from marq_worker.web.security import FAILURES, HEADERS, MAX_BODY_BYTES, VISITOR, Guard, check_exposure, options
 
@@ -178,7 +178,7 @@ async def test_guessing_is_slowed_down_but_known_logins_continue(start: Start, m
 @asynccontextmanager
 async def limited(credentials: Credentials) -> AsyncIterator[Client]:
     """A client of a server that answers two requests of an address, and then one in 100 s."""
-    guard = Guard(credentials, requests=Rate(2, 0.01))
+    guard = Guard(credentials, requests=RateLimiter(2, 0.01))
     app = Application()
 
     async def handle(request: Request) -> Response:
