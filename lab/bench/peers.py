@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import marq
-from lab.bench.client import NUMBER, QUEUE, ReceivedMessages, until_handled, values
+from lab.bench.client import NUMBER, QUEUE, ReceivedMessages, say, until_handled, values
 from marq.consumer.consumer import DEFAULT_MAX_IN_FLIGHT
 
 
@@ -265,6 +265,7 @@ async def fill_rabbitmq(url: str, queue: str, count: int, size: int) -> None:
             chosen = values(start, min(start + WINDOW, count), size)
             sent = [aio_pika.Message(value, delivery_mode=aio_pika.DeliveryMode.PERSISTENT) for value in chosen]
             await asyncio.gather(*[channel.default_exchange.publish(message, queue) for message in sent])
+    say(messages=count)
 
 
 async def drain_rabbitmq(received: ReceivedMessages, url: str, name: str, prefetch: int) -> None:
