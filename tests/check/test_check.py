@@ -250,15 +250,15 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
         for queue in ("left-alone", "left-alone", "never-read", "paused"):
             await plain.send_and_wait(names.messages, b"old", queue.encode(), timestamp_ms=minute_ago_ms)
         await queues.pause("paused")
-        # Their consumers may be about to start.
         await queues.change("just-sent", lease=60)
-        await producer.send("just-sent", b"new")
         # A handler that takes its time: nothing is committed meanwhile.
         async with marq.Consumer("slow", max_in_flight=1, **client) as consumer:
             await producer.send_many("slow", [b"held", b"waits", b"waits"])
             await consumer.receive(wait=LIMIT_SECONDS)
             # Last, for the broker removes what is older when it looks next.
             await kafka_tools.run(Tools(servers).alter_topic(names.messages, "retention.ms", "20000"), servers)
+            # Its consumers may be about to start.
+            await producer.send("just-sent", b"new")
             found = await check.until(
                 lambda outcome: outcome.has(Level.PROBLEM, f"topic {names.messages}"),
                 MARQ_PARTITIONS="4",

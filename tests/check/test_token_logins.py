@@ -150,10 +150,11 @@ async def test_a_provider_that_hangs_is_named_when_a_client_starts(secured: Embe
     async def hangs() -> str:
         return await asyncio.get_running_loop().create_future()
 
-    diagnosis_limit_s(2.0)
+    # A broker that stalls may take as long for its part.
+    diagnosis_limit_s(12.0)
     text = await said(secured.listener("SASL_PLAINTEXT"), **TOKEN_LOGIN, sasl_token_provider=hangs, connect_timeout=1.5)
 
-    assert "hangs gave no token within 1 s" in text
+    assert "hangs gave no token within 6 s" in text
 
 
 async def test_the_check_logs_in_with_a_provider_of_the_environment(

@@ -13,9 +13,12 @@ from marq.wire.markers import Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, receiving_nothing, take, take_one
 from tests.conformance.test_delays import wall_s
+from tests.conformance.test_leases import RENEWED_S
 
 #: Longer than a test takes on a busy machine.
 LONG_S = 600
+#: Longer than a message takes to a consumer that runs on a busy machine.
+SOON_S = 6
 
 
 async def values(consumer: marq.Consumer, count: int) -> list[bytes]:
@@ -92,17 +95,17 @@ async def test_an_expired_message_becomes_a_dead_letter_that_a_redrive_delivers(
 @pytest.mark.parametrize("ends", ["release", "lease"])
 async def test_an_expired_message_is_not_redelivered(backend: Backend, ends: str) -> None:
     queue = backend.new_name()
-    async with backend.consumer(queue, lease=1.6) as consumer:
+    async with backend.consumer(queue, lease=SOON_S + 0.1) as consumer:
         # The consumer has its partitions now: the next message does not expire meanwhile.
         await backend.producer.send(queue, b"fresh")
         await (await take_one(consumer)).ack()
-        await backend.producer.send(queue, b"once", expires_in=1.5)
+        await backend.producer.send(queue, b"once", expires_in=SOON_S)
         message = await take_one(consumer)
         if ends == "release":
-            await message.release(delay=1.6)
+            await message.release(delay=SOON_S + 0.1)
         else:
             await consumer.stop()
-    await backend.advance(1.7)
+    await backend.advance(SOON_S + 0.2)
     async with backend.consumer(queue) as consumer, receiving_nothing(consumer):
         await backend.statistics(queue, messages_expired=1, acquired=2, redelivered=0)
 
@@ -163,7 +166,7 @@ async def test_the_first_messages_of_a_process_are_checked_too(backend: Backend)
 
 async def test_a_message_that_waits_behind_a_slow_handler_expires_in_the_prefetch_buffer(backend: Backend) -> None:
     queue = backend.new_name()
-    async with backend.consumer(queue, lease=1.5) as consumer:
+    async with backend.consumer(queue, lease=RENEWED_S) as consumer:
         seen: list[bytes] = []
         began, end = asyncio.Event(), asyncio.Event()
 

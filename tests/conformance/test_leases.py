@@ -250,7 +250,7 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
 async def test_an_open_message_holds_up_no_other_and_comes_back_alone(backend: Backend) -> None:
     queue, other = backend.new_name(), backend.new_name("other")
     await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
-    async with backend.consumer(queue, lease=SHORT_S) as consumer, backend.consumer(other) as of_other:
+    async with backend.consumer(queue, lease=RENEWED_S) as consumer, backend.consumer(other) as of_other:
         messages = await take(consumer, 20)
         first = min(messages, key=lambda message: (message.partition, message.offset))
         for message in reversed(messages):

@@ -168,6 +168,7 @@ async def test_a_message_that_would_become_a_dead_letter_can_block_its_line(back
     consumer = backend.consumer(queue)
     async with running(consumer, lambda: consumer.run(handle)):
         await backend.until(lambda: len(seen) == 2)
+        await backend.statistics_of_open(queue, released=2)
         await backend.advance(2)
 
         assert await backend.producer.reschedule(first, delay=0)
@@ -199,7 +200,7 @@ async def test_a_lease_that_ends_can_block_its_line_too(backend: Backend) -> Non
     receipt, _ = [await backend.producer.send(queue, value, ordering_key="a") for value in (b"1", b"2")]
     async with backend.consumer(queue, lease=4, max_lease=4) as consumer:
         first = await take_one(consumer)
-        await backend.advance(5)
+        await backend.statistics_of_open(queue, released=1)
         await nothing_comes(backend, consumer)
         with pytest.raises(marq.LeaseLost):
             await first.renew()

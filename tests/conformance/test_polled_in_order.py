@@ -94,7 +94,7 @@ async def test_a_message_whose_lease_ends_is_delivered_again_before_the_next(bac
 async def test_the_lease_of_a_poll_is_not_renewed_and_can_be_moved(backend, settings) -> None:
     queue = await new_queue(backend, ("a", b"long"), ("b", b"short"))
     async with PolledInOrder(queue, settings) as consumer:
-        messages = await poll(consumer, 2, 5_000)
+        messages = await poll(consumer, 2, 60_000)
         assert await consumer.renew_held(messages[b"long"], LONG_MS)
         assert await consumer.renew_held(messages[b"short"], 500)
 

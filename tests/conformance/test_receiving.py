@@ -10,6 +10,7 @@ import pytest
 import marq
 from tests.conformance.backend import LIMIT_S, Backend
 from tests.conformance.receiving import nothing_comes, send, take, take_one
+from tests.conformance.test_leases import RENEWED_S
 
 
 async def test_an_empty_queue_gives_an_empty_list_when_the_wait_is_over(backend: Backend) -> None:
@@ -228,7 +229,7 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
         await asyncio.Event().wait()
 
     await backend.producer.send_many(queue, [b"x"] * 2)
-    consumer = backend.consumer(queue, lease=4, shutdown_timeout=0)
+    consumer = backend.consumer(queue, lease=RENEWED_S, shutdown_timeout=0)
     await consumer.start()
     running = asyncio.create_task(consumer.run(hang, concurrency=1))
     await backend.until(lambda: started.is_set() and consumer.in_flight == 2)

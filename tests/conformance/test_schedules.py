@@ -23,6 +23,12 @@ def seconds(first: int, count: int) -> list[int]:
     return list(range(first, first + count))
 
 
+async def receive_missing(consumer: marq.Consumer, messages: list[marq.Message]) -> None:
+    """Receive until no time is missing: waiting messages in different partitions may arrive in any order."""
+    while len(messages) <= max(times(messages)) - min(times(messages)):
+        messages += await take(consumer, 1)
+
+
 def schedules_of(backend: Backend) -> marq.Schedules:
     """Return the schedules, through the backend's view of the queues."""
     return marq.Schedules.of(backend.queues)
@@ -47,11 +53,12 @@ async def test_each_second_has_its_message(backend: Backend) -> None:
         await schedules.define(name, queue=queue, cron=EACH_SECOND, value="grüße", headers=headers, catch_up=True)
 
         messages = await take(consumer, 3)
+        await receive_missing(consumer, messages)
 
         assert backend.now_s() - began_s >= 1.9
         await consumer.ack(messages)
         await schedules.remove(name)
-    assert times(messages) == seconds(times(messages)[0], 3)
+    assert sorted(times(messages)) == seconds(min(times(messages)), len(messages))
     first = messages[0]
     assert first.id.startswith(f"~schedule/{name}/")
     assert (first.value, first.headers, first.attempt, first.queue) == ("grüße".encode(), {"kind": b"often"}, 1, queue)
@@ -66,9 +73,9 @@ async def test_a_changed_message_goes_on_where_the_former_one_was(backend: Backe
         for value in ("b", "a", "c"):
             await schedules.change(name, value=value)
             messages += await take(consumer, 1)
-        # Two waiting messages in different partitions may arrive in either order. Receive until no time is missing.
-        while messages[-1].value != b"c" or len(messages) <= max(times(messages)) - min(times(messages)):
+        while messages[-1].value != b"c":
             messages += await take(consumer, 1)
+        await receive_missing(consumer, messages)
         await consumer.ack(messages)
         await schedules.remove(name)
     assert sorted(times(messages)) == seconds(min(times(messages)), len(messages))
@@ -85,7 +92,7 @@ async def test_a_schedule_that_is_removed_or_switched_off_sends_nothing(backend:
 
         await schedules.change(name, enabled=True)
         again = await take(consumer, 2)
-        assert times(again)[0] < times(again)[1]
+        assert len(set(times(again))) == 2
         await consumer.ack(again)
 
         assert await schedules.remove(name) is True

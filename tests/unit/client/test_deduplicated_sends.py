@@ -21,7 +21,7 @@ from marq.wire.markers import Delay
 from marq.wire.names import deduplicating_partition
 from marq.wire.record_headers import sequence
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 
 
 class Broker:

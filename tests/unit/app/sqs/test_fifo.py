@@ -213,5 +213,5 @@ async def test_a_stop_settles_the_outcomes_that_could_not_be_sent_by_token(rig: 
 
     await rig.outcomes.stop()
 
-    await asyncio.wait_for(asyncio.gather(first, second), 5)
+    await asyncio.wait_for(asyncio.gather(first, second), 60)
     assert sorted(rig.log) == ["asked", "asked", "token: ack", "token: release True"]

@@ -33,6 +33,8 @@ from marq_worker.sqs.receiving import (
 from tests.unit.client.fakes import spin
 
 TOKEN = Token("emails", 2**64 - 1, Source("marq.messages", 3), 2**40)
+#: Shorter than the polls of the tests.
+LIMIT_S = 20
 
 
 def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> SqsDelivery:
@@ -239,7 +241,7 @@ async def test_a_poll_for_another_endpoint_does_not_keep_a_message_from_a_client
 
     other.answer("a")
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     for_peer.cancel()
     await receiver.stop()
 
@@ -255,7 +257,7 @@ async def test_if_a_client_leaves_as_its_poll_is_woken_another_poll_gets_the_mes
 
     leaving.cancel()
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     await receiver.stop()
 
 
@@ -286,7 +288,7 @@ async def test_a_poll_gets_a_message_that_arrives_while_the_consumer_renews_leas
 
     receiver.renewed.set()
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     await receiver.stop()
 
 
@@ -295,7 +297,7 @@ async def test_a_message_of_another_endpoint_does_not_wait_for_the_consumer() ->
     busy = asyncio.create_task(receiver.poll(1, 30))
     await receiver.gets("a", "b")
 
-    assert [message.id for message in await asyncio.wait_for(receiver.poll(10, 30), 5)] == ["a", "b"]
+    assert [message.id for message in await asyncio.wait_for(receiver.poll(10, 30), LIMIT_S)] == ["a", "b"]
     receiver.renewed.set()
     await receiver.stop()
     assert await busy == []
@@ -314,7 +316,7 @@ async def test_messages_of_another_endpoint_do_not_wait_for_the_consumer_of_thei
 
     other.answer("a")
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     assert [message.id for message in await receiver.poll(10, 30)] == ["own"]
     await receiver.stop()
 
@@ -328,7 +330,7 @@ async def test_a_message_of_another_endpoint_that_all_polls_are_too_busy_to_take
     poll = asyncio.create_task(receiver.poll(1, 0))
     await receiver.gets("a")
 
-    await asyncio.wait_for(other.has_released.wait(), 5)
+    await asyncio.wait_for(other.has_released.wait(), LIMIT_S)
     assert other.released == ["a"]
     receiver.renewed.set()
     assert await poll == []
@@ -345,7 +347,7 @@ async def test_a_poll_returns_no_message_of_another_endpoint_whose_lease_has_end
     ended = delivery("ended").document(0) | {"lease_ms": round(-ended_s * 1000)}
     other.answers.put_nowait([ended, delivery("a").document(0)])
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     await receiver.stop()
     assert other.released == ["ended"]
 
@@ -378,7 +380,7 @@ async def test_a_poll_gets_a_message_of_another_endpoint_while_there_is_no_consu
 
     other.answer("a")
 
-    assert [message.id for message in await asyncio.wait_for(poll, 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(poll, LIMIT_S)] == ["a"]
     await receiver.stop()
     assert other.released == []
 
@@ -397,7 +399,7 @@ async def test_messages_do_not_wait_until_redeliveries_of_deleted_ones_are_ended
     receiver = Ending(other := OneOther())
     receiver.deleted.add("deleted", 1)
 
-    assert [message.id for message in await asyncio.wait_for(receiver.poll(2, 30), 5)] == ["a"]
+    assert [message.id for message in await asyncio.wait_for(receiver.poll(2, 30), LIMIT_S)] == ["a"]
     ended.set()
     await receiver.stop()
     assert other.released == ["deleted"]
@@ -411,7 +413,7 @@ async def test_a_stop_does_not_wait_forever_for_a_poll_that_cannot_renew_leases(
     poll = asyncio.create_task(receiver.poll(1, 0))
     await receiver.renewing.wait()
 
-    await asyncio.wait_for(receiver.stop(), 5)
+    await asyncio.wait_for(receiver.stop(), LIMIT_S)
 
     receiver.renewed.set()
     assert await poll == []
@@ -427,7 +429,7 @@ async def test_a_stop_releases_messages_that_another_endpoint_is_sending() -> No
     await spin()
 
     other.answer("a")
-    await asyncio.wait_for(stopping, 5)
+    await asyncio.wait_for(stopping, LIMIT_S)
 
     assert other.released == ["a"]
 
@@ -438,7 +440,7 @@ async def test_a_stop_does_not_wait_forever_for_another_endpoint(monkeypatch: py
     poll = asyncio.create_task(receiver.poll(1, 30))
     await other.asked.get()
 
-    await asyncio.wait_for(QueueReceiver.stop(receiver), 5)
+    await asyncio.wait_for(QueueReceiver.stop(receiver), LIMIT_S)
 
     assert await poll == []
 
