@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 import sys
 import tempfile
 import threading
@@ -36,8 +37,8 @@ LIMIT_SECONDS = 240.0
 _POLL_SECONDS = 0.2
 AUDIT_JOBS = (("ingest",), ("lifecycle",), ("audit", "--drained", "--json"))
 PLOTS_JOB = ("stats",)
-#: Directory of the deliveries that handlers finished, next to the pipeline's tables.
-HANDLED = "handled"
+#: Directory of the deliveries that handlers finished, and the log of jobs that failed, next to the pipeline's tables.
+HANDLED, LOG = "handled", "audit.log"
 
 
 class AuditProgress(Protocol):
@@ -110,6 +111,9 @@ def audit(
             _write_handled(data, finished(events))
             with program:
                 failure = _wait(program, jobs_log, limit_s)
+            if failure:
+                shutil.copyfile(program.log_file, data / LOG)
+                failure += f" (log: {data / LOG})"
         except KeyboardInterrupt:
             failure = f"{jobs_log.job} was interrupted"
         except OSError as error:

@@ -22,6 +22,16 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?=:|$))")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "GC overhead limit")
 _MEMORY = "Spark ran out of memory: give it more with --driver-memory 4g (now: {now})"
 _GONE = "Spark's Java process ended unexpectedly; this machine may be short of memory"
+#: What Spark 4.2 raises in a query when something else stops it: by then, Java may be ending, so causes are lost.
+_STOPPED_TEXTS = (
+    "SparkContext was shut down",
+    "stopped SparkContext",
+    "LiveListenerBus is stopped",
+    "org.apache.spark.SparkContext.dagScheduler()",
+)
+_STOPPED = (
+    "Spark stopped in the middle of the job, because its Java process was ended or ran out of memory: run the job again"
+)
 LIMIT = 600
 
 
@@ -43,6 +53,8 @@ def sentence(error: BaseException) -> str:
         return _MEMORY.format(now=os.environ.get("SPARK_DRIVER_MEMORY", "Spark's default"))
     if type(error).__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError):
         return _GONE
+    if any(words in text for words in _STOPPED_TEXTS):
+        return _STOPPED
     if ours := _OURS.search(text):
         return ours[1]
     if "Traceback (most recent call last)" in text and (lines := _PYTHON.findall(text.partition("Traceback")[2])):

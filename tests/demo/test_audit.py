@@ -105,6 +105,16 @@ def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
     assert not stuck.running
 
 
+def test_the_log_of_a_job_that_fails_is_kept_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lab.audit.AUDIT_JOBS", (("no-such-job",),))
+
+    result = audit(ClientSettings.read("127.0.0.1:1", {"prefix": "p"}, environment={}), tmp_path, [])
+
+    assert result.failure.startswith("no-such-job: error: there is no job 'no-such-job'")
+    assert result.failure.endswith(f" (log: {tmp_path}/audit.log)")
+    assert "there is no job 'no-such-job'" in (tmp_path / "audit.log").read_text()
+
+
 def test_ctrl_c_ends_the_jobs_and_not_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs: list[Program] = []
 

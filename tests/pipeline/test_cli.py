@@ -19,6 +19,15 @@ from tests.pipeline.conftest import Command
 from tests.pipeline.processes import ROOT, run
 
 JOB = "try_out"
+STOPPED = (
+    "Spark stopped in the middle of the job, because its Java process was ended or ran out of memory: run the job again"
+)
+#: What jobs raised while their Java process was ending (Spark 4.2.0).
+ENDING_JAVA = (
+    "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
+    "java.lang.IllegalStateException: LiveListenerBus is stopped.",
+    'java.lang.NullPointerException: … the return value of "org.apache.spark.SparkContext.dagScheduler()" is null',
+)
 Job = Callable[[Callable[[Namespace], int]], None]
 
 pytestmark = pytest.mark.usefixtures("in_process")
@@ -111,8 +120,9 @@ def test_the_data_directory_is_the_argument_else_the_variable_else_the_default(
             ValueError("first line\nsecond line"),
             f"first line (details: python -m pipeline {JOB} … --traceback)",
         ),
+        *[(RuntimeError(text), f"{STOPPED} (details: python -m pipeline {JOB} … --traceback)") for text in ENDING_JAVA],
     ],
-    ids=["ours", "marq's", "package", "other"],
+    ids=["ours", "marq's", "package", "other", "stopped", "no-bus", "no-scheduler"],
 )
 def test_an_error_is_one_line(command: Command, job: Job, error: Exception, sentence: str) -> None:
     job(raising(error))
