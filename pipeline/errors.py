@@ -22,7 +22,7 @@ _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?=:|$))")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "GC overhead limit")
 _MEMORY = "Spark ran out of memory: give it more with --driver-memory 4g (now: {now})"
 _GONE = "Spark's Java process ended unexpectedly; this machine may be short of memory"
-#: What Spark 4.2 raises in a query when something else stops it: by then, Java may be ending, so causes are lost.
+#: Parts of the errors of Spark 4.2 in a query whose context is stopped; SPARK-59242 describes the last one.
 _STOPPED_TEXTS = (
     "SparkContext was shut down",
     "stopped SparkContext",

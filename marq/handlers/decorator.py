@@ -198,7 +198,7 @@ def definitions_for(function: object, queues: Collection[str]) -> dict[str, Hand
     Raises:
         ConfigError: it is decorated, but not for all of them, or for one type of their messages only.
     """
-    # The one without a type is the definition of its queue.
+    # The last definition of a queue is kept: the one without a type, if there is one.
     untyped_last = sorted(definitions_of(function), key=lambda definition: definition.type is None)
     definitions = {definition.queue: definition for definition in untyped_last}
     for definition in definitions.values():

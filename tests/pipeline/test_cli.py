@@ -22,7 +22,7 @@ JOB = "try_out"
 STOPPED = (
     "Spark stopped in the middle of the job, because its Java process was ended or ran out of memory: run the job again"
 )
-#: What jobs raised while their Java process was ending (Spark 4.2.0).
+#: Errors of jobs whose Java process was ending (Spark 4.2.0).
 ENDING_JAVA = (
     "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
     "java.lang.IllegalStateException: LiveListenerBus is stopped.",

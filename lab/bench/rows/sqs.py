@@ -207,7 +207,7 @@ def idle(bench: Bench) -> Measurements:
     time.sleep(2)
     without = worker.core_percent(IDLE_SECONDS)
     bench.client(idle_polls, url, IDLE_POLLS).read()
-    # Both are multiples of a clock tick; their difference would be 1.0000000000000009.
+    # Rounded, because a difference of floats such as 1.0000000000000009 would miss a bar of 1.
     polls = round(worker.core_percent(IDLE_SECONDS) - without, 6)
     return {"polls_core_percent": polls, "without_core_percent": without}
 
