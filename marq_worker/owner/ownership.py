@@ -32,6 +32,7 @@ from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.rows import EventCounts
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
+from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.cron import Times
@@ -138,6 +139,9 @@ class Ownership:
     _inbox: Inbox = field(default_factory=Inbox)
     _writer: PartitionWriter = field(init=False)
     _pauses: RetryPauses = field(default_factory=RetryPauses)
+    _failed: RepeatedWarning = field(
+        default_factory=lambda: RepeatedWarning("markers partition %s: %r; taking it over again")
+    )
     _task: asyncio.Task[None] | None = None
     _furthest: int = 0
     #: True if the broker or the disk refused the last attempt; reset by the next write of rows.
@@ -254,7 +258,7 @@ class Ownership:
                 self._forget()
                 self._pauses.fenced()
             except (KafkaError, OSError, TimeoutError) as error:
-                log.warning("markers partition %s: %r; taking it over again", self.partition, error)
+                self._failed.write(time.monotonic(), self.partition, error)
                 # A restart fixes neither a broker rejection nor a full disk.
                 self._refused = isinstance(error, BrokerResponseError | LocalTableError)
             except Exception as error:

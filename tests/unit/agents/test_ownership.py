@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 from aiokafka import TopicPartition
-from aiokafka.errors import IllegalOperation, KafkaError, TopicAuthorizationFailedError
+from aiokafka.errors import IllegalOperation, KafkaConnectionError, KafkaError, TopicAuthorizationFailedError
 from aiokafka.producer.message_accumulator import BatchBuilder
 from aiokafka.producer.transaction_manager import TransactionManager
 
@@ -423,3 +424,25 @@ async def test_an_owner_whose_local_table_is_damaged_recovers_its_lease_book_too
 
     assert recoveries == 2
     assert log.sought[-1] == (0, 0)
+
+
+async def test_takeovers_that_fail_again_and_again_are_one_line_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While the broker is gone, each partition tries several times a second."""
+    tried = asyncio.Semaphore(0)
+
+    async def take_over() -> None:
+        tried.release()
+        raise KafkaConnectionError("the broker is gone")
+
+    owner = Ownership(3, surroundings())
+    monkeypatch.setattr(owner, "_take_over", take_over)
+    monkeypatch.setattr("marq_worker.owner.retry_pauses.RETRY_SECONDS", (0.0, 0.0))
+    owner.start()
+    for _ in range(10):
+        await tried.acquire()
+    await owner.stop()
+
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == ["markers partition 3: KafkaConnectionError('the broker is gone'); taking it over again"]
