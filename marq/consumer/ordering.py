@@ -209,7 +209,7 @@ class KeyOrder:
         self._after: dict[int, int] = {}
         self._before: dict[int, int] = {}
 
-    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
+    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Append messages to their keys, in the order of the log; return those that are first."""
         firsts = []
         of, last, after, before = self._keys, self._last, self._after, self._before
@@ -375,6 +375,8 @@ class Ordering:
                 turns.apply(its, shares[queue])
             elif its.limited:
                 self.turns[queue] = Turns(its, shares[queue])
+        for queue, turns in self.turns.items():
+            turns.paused = queue in self._paused
         self.sparing = any(turns.sparing for turns in self.turns.values())
         priorities = {queue: its.priority for queue, its in settings.items() if its.priority is not None}
         self.priorities.serve(self.turns, priorities)
@@ -702,7 +704,7 @@ class KeyQueues:
         for records in parts:
             self._values.update(zip(records.offsets, records.values, strict=True))
             self.size += sum([len(value or b"") for value in records.values])
-            firsts += self._order.add(records.offsets, self._keys_of(records))
+            firsts += self._order.add(records.offsets, self._keys_of(records), known=len(known) > 0)
         for row in known:
             # Only the first message of a key can have been delivered.
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))

@@ -67,6 +67,8 @@ class Turns(Generic[L]):
         #: How many may have their turns now, because handlers and calls want them, or a circuit breaker admits them.
         self.wanted: float = inf
         self.admitted: float = inf
+        #: True while no message of the queue may have its turn.
+        self.paused = False
         #: How many may have their turns, with those of other consumers.
         self._free: float = inf
         #: The offset of the message that :meth:`has_next` has found.
@@ -105,6 +107,11 @@ class Turns(Generic[L]):
             self._queue.append((lines, key))
         for lines in self.lines.values():
             lines.apply(self._now_s)
+
+    @property
+    def most_at_once(self) -> float:
+        """How many messages of a key may have their turns as soon as they are read; 0 if more than the key counts."""
+        return 0 if self.paused or self.sparing or min(self.admitted, self._most) < inf else self.most_of_key
 
     def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
         """Return the keys with messages that wait for their turns, of at most some thousands in each source."""
@@ -265,14 +272,28 @@ class Lines(Generic[L]):
         """Whether messages begin at the rate of their queue or key."""
         return self._turns.rated
 
-    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None]) -> list[int]:
-        """Let messages wait in the lines of their keys; none has its turn before :meth:`Turns.take`."""
+    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
+        """Let messages wait in the lines of their keys; return those that have their turns at once.
+
+        These are the messages that could only wait for their own keys, and need not. None is among messages of which
+        some are ``known``: other consumers may have their turns.
+        """
         own = {offset: offset if key is None else key for offset, key in zip(offsets, keys, strict=True)}
         self._keys.update(own)
+        lines, running = self._lines, self._running
+        most = 0 if known or self.awaited or self._again or self._stopped else self._turns.most_at_once
+        begun, waiting = [], []
         for offset, key in own.items():
-            _append(self._lines, key, offset)
-        self._turns.offer(self, own.values())
-        return []
+            if key not in lines and (others := running.get(key, 0)) < most:
+                running[key] = others + 1
+                begun.append(offset)
+            else:
+                _append(lines, key, offset)
+                waiting.append(key)
+        self.begun.update(begun)
+        self._turns.running += len(begun)
+        self._turns.offer(self, waiting)
+        return begun
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
         """Remove messages that have ended."""
@@ -436,7 +457,7 @@ class Lines(Generic[L]):
                 self._running[key] = left
             else:
                 del self._running[key]
-        if self.next_of(key) is not None:
+        if (key in self._lines or key in self._again) and self.next_of(key) is not None:
             self._turns.offer(self, [key])
         elif self._repeated:
             self._repeated.discard(key)

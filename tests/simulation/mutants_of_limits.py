@@ -13,6 +13,14 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "limit",
         ("self._running.get(key, 0) >= self._turns.most_of_key or key in", "key in"),
+        ("(others := running.get(key, 0)) < most:", "(others := running.get(key, 0)) < (most and inf):"),
+    ),
+    mutant(
+        LIMITS,
+        "the limit of a key does not count for messages that have just been read",
+        _TURNS,
+        "limit",
+        ("(others := running.get(key, 0)) < most:", "(others := running.get(key, 0)) < (most and inf):"),
     ),
     mutant(
         LIMITS,

@@ -23,8 +23,9 @@ def turns_of(share: float = 1.0, *, fair: bool = False, ordered: bool = False, *
 
 
 def line_of(turns: Turns[str], *keys: bytes | None, source: str = "s", first: int = 0) -> Lines[str]:
+    """Return messages that all wait for :meth:`Turns.take`."""
     lines = turns.lines.get(source) or turns.line(source, 0.0)
-    lines.add(range(first, first + len(keys)), keys)
+    lines.add(range(first, first + len(keys)), keys, known=True)
     return lines
 
 
@@ -108,12 +109,71 @@ STORIES: dict[str, tuple[dict[str, Any], str, list[Step]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("at_once", [False, True], ids=["with the next take", "at once where possible"])
 @pytest.mark.parametrize(("limits", "keys", "steps"), STORIES.values(), ids=STORIES)
-def test_which_messages_get_turns(limits: dict[str, Any], keys: str, steps: list[Step]) -> None:
+def test_which_messages_get_turns(limits: dict[str, Any], keys: str, steps: list[Step], at_once: bool) -> None:
     turns = turns_of(**limits)
-    lines = line_of(turns, *[None if key == "-" else key.encode() for key in keys])
+    lines = turns.line("s", 0.0)
+    named = [None if key == "-" else key.encode() for key in keys]
+    begun, take = lines.add(range(len(keys)), named, known=not at_once), turns.take
+
+    def take_with_begun(now_s: float) -> list[tuple[str, int]]:
+        taken = [("s", offset) for offset in begun]
+        begun.clear()
+        return taken + take(now_s)
+
+    turns.take = take_with_begun  # type: ignore[method-assign]
     for step in steps:
         step(turns, lines)
+
+
+def paused(turns: Turns[str], lines: Lines[str]) -> None:
+    turns.paused = True
+
+
+def admits_one(turns: Turns[str], lines: Lines[str]) -> None:
+    turns.admitted = 1
+
+
+def awaits(offset: int) -> Step:
+    return lambda turns, lines: lines.wait_for([offset], 9.0)
+
+
+TWO_OF_A_KEY = {"per_key": {"concurrency": 2}}
+AT_ONCE: dict[str, tuple[dict[str, Any], list[Step], list[int]]] = {
+    "up to the limit of each key": (TWO_OF_A_KEY, [], [10, 11, 13]),
+    "no more than may run with those that have their turns": (
+        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [A])], [10, 13],
+    ),
+    "none of a key with messages that wait": (
+        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [A], known=True)], [13],
+    ),
+    "none while messages of other consumers are awaited": (TWO_OF_A_KEY, [awaits(5)], []),
+    "none while a message waits for its next turn": (
+        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [B]), fails(0)], [],
+    ),
+    "none behind one that waits for its delay, with ordering": (
+        {**TWO_OF_A_KEY, "ordered": True}, [lambda turns, lines: lines.add([0], [A]), parks(0)], [],
+    ),
+    "none in a paused queue": (TWO_OF_A_KEY, [paused], []),
+    "none while a circuit breaker counts": (TWO_OF_A_KEY, [admits_one], []),
+    "none in a queue with a limit of its own": ({**TWO_OF_A_KEY, "concurrency": 9}, [], []),
+    "none in a queue with a rate": ({**TWO_OF_A_KEY, "rate": "9/s"}, [], []),
+    "none in a fair queue": ({**TWO_OF_A_KEY, "fair": True}, [], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("limits", "before", "begun"), AT_ONCE.values(), ids=AT_ONCE)
+def test_which_messages_have_their_turns_as_soon_as_they_are_read(
+    limits: dict[str, Any], before: list[Step], begun: list[int]
+) -> None:
+    turns = turns_of(**limits)
+    lines = turns.line("s", 0.0)
+    for step in before:
+        step(turns, lines)
+
+    assert lines.add([10, 11, 12, 13], [A, A, A, B]) == begun
+    assert all(map(lines.is_first, begun))
 
 
 # --- single rules -----------------------------------------------------------------------------------------------------
