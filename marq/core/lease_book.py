@@ -16,8 +16,8 @@ from marq.core.due_messages import DueMessages
 from marq.core.redeliver_or_dead_letter import release_delay_ms
 from marq.core.request_answers import PendingReplies
 from marq.core.storage.invalid_times import InvalidTimes
-from marq.core.storage.open_messages import OpenMessages
 from marq.core.storage.rows import IN_ORDER, OUT_OF_LINE, LeaseRow, State, row_key
+from marq.core.storage.table_image import OpenMessages
 from marq.core.transitions import END, ENDED, HOLDER_ONLY, NEW, TRANSITIONS, Absent, Marker, Moves
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import (

@@ -27,7 +27,7 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
     _STORAGE + "acquired_ranges",
 )
 _TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"
-_DUE_INDEX, _OPEN_MESSAGES, _TABLE_IMAGE = _CORE + "due_index", _STORAGE + "open_messages", _STORAGE + "table_image"
+_TABLE_IMAGE = _STORAGE + "table_image"
 _RESTORATION, _REDELIVERIES, _ROWS = (
     _STORAGE + "image_from_rows",
     _CORE + "deliveries.redelivery_records",
@@ -107,28 +107,28 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "coalescing forgets that a row exists from before",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "table-differs rows-left",
         ("if pop_fresh(offset, None) is None:", "if pop_fresh(offset, None) is not None:"),
     ),
     mutant(
         COALESCING,
         "deletions are not written",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "table-differs rows-left",
         ('        changes.update(dict.fromkeys(row_keys(queue, source, self.ended, b"r")))\n', ""),
     ),
     mutant(
         COALESCING,
         "the second row of a message outlives it",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "table-differs rows-left",
         ("        gone = [offset for offset in self.ended if offset in self.overridden]\n", "        gone = []\n"),
     ),
     mutant(
         COALESCING,
         "a lease that changed after its row was written is not written",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "table-differs",
         ("            changes[key] = encode_lease(self.leases[offset])\n", "            pass\n"),
     ),
@@ -221,7 +221,7 @@ CORE_MUTANTS = (
     mutant(
         FIRING,
         "a stale entry of the heap is trusted",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "early renewed wrong-cause raised attempts cancelled",
         (
             "if leases.get(offset) is lease and offset not in firing]",
@@ -283,7 +283,7 @@ CORE_MUTANTS = (
     mutant(
         TIME,
         "a row is due a little early",
-        _DUE_INDEX,
+        _DUE_MESSAGES,
         "early renewed",
         ("self._heap[0].due_ms <= now_ms else", "self._heap[0].due_ms <= now_ms + 20 else"),
     ),

@@ -6,7 +6,7 @@ from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mut
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
 _LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "lease_book", _CORE + "transitions", _CORE + "request_answers"
-_DUE_INDEX, _OPEN_MESSAGES = _CORE + "due_index", _CORE + "storage.open_messages"
+_DUE_MESSAGES, _TABLE_IMAGE = _CORE + "due_messages", _CORE + "storage.table_image"
 _TRACKER, _RESTORATION, _FIRES = (
     _CORE + "tracker",
     _CORE + "storage.image_from_rows",
@@ -19,7 +19,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "a waiting message becomes due at the start of its index span",
-        _DUE_INDEX,
+        _DUE_MESSAGES,
         "early moved order",
         (
             "            lease.due_ms, lease.since_ms, place,",
@@ -65,7 +65,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "messages due in the same millisecond are sent in any order",
-        _DUE_INDEX,
+        _DUE_MESSAGES,
         "order",
         ("            lease.due_ms, lease.since_ms, place,", "            lease.due_ms, -lease.since_ms, place,"),
     ),
@@ -137,7 +137,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         MOVING,
         "what was moved is sent at its old time",
-        _OPEN_MESSAGES,
+        _TABLE_IMAGE,
         "moved order",
         (
             "if leases.get(offset) is lease and offset not in firing]",

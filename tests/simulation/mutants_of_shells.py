@@ -419,7 +419,7 @@ SHELL_MUTANTS = (
     mutant(
         OLD_STATE,
         "an older lease outlives the row that got a payload",
-        "marq.core.storage.open_messages",
+        "marq.core.storage.table_image",
         "table-differs",
         ('            changes.update(dict.fromkeys(row_keys(queue, source, sorted(replaced), b"s")))\n', ""),
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marq.core import due_messages
-from marq.core.due_index import SPAN_MS
+from marq.core.due_messages import SPAN_MS
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, RequestOutcome, Source
 from marq.wire.names import synthetic_topic
