@@ -25,10 +25,9 @@ from marq.settings.combinations import (
     check_topic,
 )
 from marq.settings.definitions import Definitions, layer_key
-from marq.settings.durations import Duration, duration_ms, plain
+from marq.settings.durations import Duration, duration_ms, pause_end, plain
 from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.hints import refuse
-from marq.settings.pauses import pause_end
 from marq.settings.queue import MAX_SECONDS, check_document
 from marq.settings.queue_options import QueueOptions
 from marq.wire.errors import MarqError
