@@ -30,7 +30,7 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from marq.owner.engine import Step
-from marq.producer.producer_parts import ProducerParts
+from marq.producer.producer import ProducerParts
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
 from marq.testing.owner import Owner
