@@ -27,7 +27,7 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, reason_of
 from marq.wire.markers import Source
 from marq.wire.names import incarnation_id
 
@@ -400,8 +400,7 @@ class GroupReader:
                 raise self._fenced from error
             if not error.retriable:
                 raise refused(self._settings, error, "Read") or BrokerUnavailable(
-                    f"group {self._group}: {', '.join(self._serving.topics)} can't be read:"
-                    f" {error or type(error).__name__}"
+                    f"group {self._group}: {', '.join(self._serving.topics)} can't be read: {reason_of(error)}"
                 ) from error
             log.warning("read failed, retrying: group=%s error=%s", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
@@ -420,7 +419,7 @@ class GroupReader:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 await self._consumer.commit(commit.offsets)
         except (TimeoutError, KafkaError) as error:
-            raise NotCommitted(str(error) or type(error).__name__) from error
+            raise NotCommitted(reason_of(error)) from error
         self.committed(commit)
 
     def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:

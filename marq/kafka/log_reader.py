@@ -21,7 +21,7 @@ from marq.kafka.protocol import ids_of_topics, unknown_topics
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, reason_of
 from marq.wire.markers import Source
 from marq.wire.names import log_name
 
@@ -235,8 +235,7 @@ class LogReader:
     def _failed(self, topics: Iterable[str], error: BaseException) -> Exception:
         names = sorted(topics)
         return refused(self._settings, error, "Read", names[0]) or BrokerUnavailable(
-            f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read"
-            f" ({str(error) or type(error).__name__})"
+            f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read ({reason_of(error)})"
         )
 
 

@@ -30,8 +30,8 @@ from aiokafka.protocol.offset import OffsetRequest
 from marq.kafka import client_logs
 from marq.kafka.broker_connections import open_connection
 from marq.kafka.lenient_names import LenientConsumer
-from marq.kafka.outage_log import Address, reason_of
-from marq.kafka.reconnect_pacer import FAILURES, Pacer
+from marq.kafka.reconnect_pacer import FAILURES, Address, Pacer
+from marq.wire.errors import reason_of
 
 K = TypeVar("K")
 
@@ -51,7 +51,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     async def bootstrap(self) -> None:
         """Open the first connection, as aiokafka does. Raises KafkaConnectionError if no address could be used."""
         hosts = [(host, port) for host, port, _ in self.hosts]
-        error: BaseException | None = None
+        error: BaseException = KafkaConnectionError("no address was given")
         for address in hosts:
             others = [other for other in hosts if other != address]
             try:

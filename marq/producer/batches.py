@@ -28,7 +28,7 @@ from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
 from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.errors import BrokerUnavailable, MarqError, reason_of
 
 log = logging.getLogger("marq")
 
@@ -330,7 +330,7 @@ class Batcher:
             self._replace(sender, others_go_on=known is not None)
             if known is None and isinstance(error, TimeoutError) and task not in self._on_their_way:
                 raise self._disconnected(batch) from error
-            raise known or self._unknown(batch, str(error) or type(error).__name__) from error
+            raise known or self._unknown(batch, reason_of(error)) from error
         finally:
             self._on_their_way.discard(task)
 
