@@ -9,10 +9,12 @@ from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
+from marq.client.dead_letter import time_of
 from marq.client.message_checks import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.core.storage.rows import HELD, State
 from marq.handlers.lifespan import Lifespan, is_lifespan
+from marq.kafka.records import Row
 from marq.producer.producer import Producer
 from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import Queues
@@ -25,11 +27,9 @@ from marq.settings.queue import check_defaults, check_document
 from marq.settings.queue_options import QueueOptions
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name
-from marq.testing.clients_left_running import warn_of_running
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
-from marq.testing.topics import LogRecord
-from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
+from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen
 from marq.testing.worker import Handled, MemoryWorker
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
@@ -95,7 +95,7 @@ class Broker:
     @property
     def now(self) -> datetime:
         """The virtual time (UTC)."""
-        return wall(self._memory.clock.wall_ms)
+        return time_of(self._memory.clock.wall_ms)
 
     async def __aenter__(self) -> Self:
         self._memory.enter()
@@ -111,7 +111,7 @@ class Broker:
     def close(self) -> None:
         """Free the address; warn about clients that were left running."""
         forget_memory(self._memory)
-        warn_of_running(self._memory)
+        self._memory.warn_of_running()
 
     # --- clients and settings -----------------------------------------------------------------------------------------
 
@@ -346,7 +346,7 @@ class Broker:
             if fits(lease.state)
         ]
 
-    def _waiting(self, queue: str) -> Iterator[tuple[Source, LogRecord]]:
+    def _waiting(self, queue: str) -> Iterator[tuple[Source, Row]]:
         return self._memory.waiting(self._namespace, queue)
 
     def _queues(self) -> list[str]:
@@ -366,5 +366,5 @@ def _module_names(settings: Mapping[str, Any]) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _record(offset: int, payload: Payload) -> LogRecord:
-    return LogRecord(offset, payload.timestamp_ms, payload.key, payload.value, payload.headers)
+def _record(offset: int, payload: Payload) -> Row:
+    return Row(offset, payload.timestamp_ms, payload.key, payload.value, payload.headers)

@@ -13,6 +13,7 @@ from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import Assignee, Reader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
+from marq.kafka.records import Row
 from marq.kafka.topics import Topics
 from marq.queues.definition_log import Entry, UnfinishedMessages
 from marq.queues.queues import Queues
@@ -21,9 +22,9 @@ from marq.settings.definitions import Definitions
 from marq.testing.group import Member
 from marq.testing.memory import Memory, memory_at
 from marq.testing.namespace import Namespace
-from marq.testing.topics import Headers, LogRecord, TopicReader, Unplaced
+from marq.testing.topics import TopicReader, Unplaced
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Source
+from marq.wire.markers import Headers, Source
 from marq.wire.names import incarnation
 
 T = TypeVar("T")
@@ -195,11 +196,8 @@ class MemoryDeadLetterLog:
         return _stored(await self._reader.read())
 
 
-def _stored(records: Iterable[tuple[int, LogRecord]]) -> list[Stored]:
-    return [
-        Stored(partition, record.offset, record.timestamp, record.key, record.value, record.headers)
-        for partition, record in records
-    ]
+def _stored(records: Iterable[tuple[int, Row]]) -> list[Stored]:
+    return [Stored(partition, *record) for partition, record in records]
 
 
 class MemoryCluster:

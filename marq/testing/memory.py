@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from itertools import count
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
+from marq.kafka.records import Row
 from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import VirtualClock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
 from marq.testing.time_passing import Passage
-from marq.testing.topics import LogRecord, Topic
+from marq.testing.topics import Topic
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Source
+
+
+class ClientLeftRunning(UserWarning):
+    """A test ended without stopping a client that it started."""
 
 
 class Memory:
@@ -80,10 +86,15 @@ class Memory:
     def stopped(self, client: object) -> None:
         self._clients.pop(client, None)
 
-    @property
-    def running(self) -> list[str]:
-        """Descriptions of the clients that were started and not stopped."""
-        return sorted(description for description, _ in self._clients.values())
+    def warn_of_running(self) -> None:
+        """Warn about the clients that were started and not stopped."""
+        if left := sorted(description for description, _ in self._clients.values()):
+            warnings.warn(
+                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or call stop(), so that"
+                " prefetched messages are released and outcomes are written",
+                ClientLeftRunning,
+                stacklevel=4,
+            )
 
     def _awaits(self) -> bool:
         return any(owner.awaits for namespace in self._namespaces.values() for owner in namespace.owners)
@@ -147,20 +158,20 @@ class Memory:
         names = [shared, *([own] if own in self.topics else [])]
         return [source for name in names for source in self.topics[name].sources]
 
-    def records(self, namespace: Namespace, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
+    def records(self, namespace: Namespace, queue: str, source: Source, start: int = 0) -> Iterator[Row]:
         """Return the records of a queue in a partition."""
         shared = source.topic == namespace.names.messages
         for record in self.topics[source.log.topic].logs[source.partition][start:]:
             if not shared or record.key == queue.encode():
                 yield record
 
-    def waiting(self, namespace: Namespace, queue: str) -> Iterator[tuple[Source, LogRecord]]:
+    def waiting(self, namespace: Namespace, queue: str) -> Iterator[tuple[Source, Row]]:
         """Return the waiting messages of a queue."""
         return self._after(namespace, queue, self.acquired)
 
     def _after(
         self, namespace: Namespace, queue: str, start: Callable[[Namespace, str, Source], int]
-    ) -> Iterator[tuple[Source, LogRecord]]:
+    ) -> Iterator[tuple[Source, Row]]:
         skipped = namespace.definitions.skipped(queue)
         for source in self.sources(namespace, queue):
             for record in self.records(namespace, queue, source, start(namespace, queue, source)):
