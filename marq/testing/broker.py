@@ -20,7 +20,7 @@ from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
-from marq.settings.combinations import check_combinations, check_lease, check_ordering, check_start, check_topic
+from marq.settings.combinations import check_combinations, check_queue, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.durations import Duration, duration_ms, plain
 from marq.settings.queue import check_defaults, check_document
@@ -136,9 +136,7 @@ class Broker:
         document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
         key = layer_key("file", queue)
         after = self._namespace.definitions.after({key: document})
-        check_lease(after, queue)
-        check_ordering(after, queue)
-        check_start(after, queue)
+        check_queue(after, queue)
         check_topic(after, queue, self._namespace.names)
         for changed, setting in order_changes(self._namespace.definitions, after):
             if messages := self._memory.messages_of(self._namespace, changed):
@@ -213,7 +211,9 @@ class Broker:
             Unfinished: messages are left, for example because they have no consumer; the text names them.
         """
         names = [check_queue_name(queue) for queue in queues]
-        await self._until(lambda: self._left(names or self._queues(), later=later), limit, later=later)
+        await self._until(
+            lambda: self._left(names or sorted(self._namespace.known_queues()), later=later), limit, later=later
+        )
 
     async def _until(self, left: Callable[[], str], limit: float, *, later: bool) -> None:
         self._memory.enter()
@@ -348,13 +348,6 @@ class Broker:
 
     def _waiting(self, queue: str) -> Iterator[tuple[Source, Row]]:
         return self._memory.waiting(self._namespace, queue)
-
-    def _queues(self) -> list[str]:
-        namespace = self._namespace
-        keys = {record.key for log in namespace.messages.logs for record in log if record.key}
-        sent = {key.decode("utf-8", "replace") for key in keys}
-        opened = {lease.queue for owner in namespace.owners for _, _, lease, _ in owner.open_messages()}
-        return sorted(sent | opened | set(namespace.definitions.names()))
 
 
 def _module_names(settings: Mapping[str, Any]) -> list[str]:

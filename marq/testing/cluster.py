@@ -281,15 +281,8 @@ class MemoryCluster:
 
     async def known_queues(self, wanted: str) -> set[str]:
         namespace = self._namespace
-        groups = [namespace.names.owner_of_group(group) for group in self._memory.groups]
-        keys = [record.key for log in namespace.messages.logs for record in log]
-        leases = [lease for owner in namespace.owners for _, _, lease, _ in owner.open_messages()]
-        return {
-            *namespace.definitions.names(),
-            *[queue for queue in groups if queue],
-            *[key.decode("utf-8", "replace") for key in keys if key],
-            *[lease.queue for lease in leases],
-        }
+        owners = map(namespace.names.owner_of_group, self._memory.groups)
+        return namespace.known_queues() | {queue for queue in owners if queue}
 
     @property
     def _namespace(self) -> Namespace:

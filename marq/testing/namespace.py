@@ -127,6 +127,12 @@ class Namespace:
                 if lease.queue == queue:
                     yield source, offset, lease, payload
 
+    def known_queues(self) -> set[str]:
+        """Return the queues that have a definition, or messages that were sent or are open."""
+        sent = {record.key.decode("utf-8", "replace") for log in self.messages.logs for record in log if record.key}
+        opened = {lease.queue for owner in self.owners for _, _, lease, _ in owner.open_messages()}
+        return sent | opened | set(self.definitions.names())
+
     def record_at(self, place: Place, payload: Payload) -> Payload | None:
         """Return the payload that an ACQUIRE left in its record, None if the record was removed."""
         source = place.source
