@@ -13,6 +13,7 @@ from marq.client.dead_letter import time_of
 from marq.client.message_checks import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.core.storage.rows import HELD, State
+from marq.dead_letters.log import Stored
 from marq.handlers.lifespan import Lifespan, is_lifespan
 from marq.kafka.records import Row
 from marq.producer.producer import Producer
@@ -322,7 +323,7 @@ class Broker:
         """Return the dead letters of a queue, or of all, oldest first, except redriven and deleted ones."""
         topic, settled = self._namespace.dead_letters, self._namespace.settled()
         letters = [
-            dead_letter(Source(topic.name, partition), record, check_codec(codec))
+            dead_letter(topic.name, Stored(partition, *record), check_codec(codec))
             for partition, log in enumerate(topic.logs)
             for record in log
             if not is_note(record) and (partition, record.offset) not in settled

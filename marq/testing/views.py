@@ -9,8 +9,8 @@ from typing import Any, cast
 
 from marq.client import dead_letter as dead_letters
 from marq.client.codecs import Codec, decode
-from marq.dead_letters.log import Stored
-from marq.kafka.records import Records, Row
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord
+from marq.kafka.records import Records
 from marq.leases.held import Keeper, LeasedBatch
 from marq.leases.message import Message
 from marq.wire.markers import Record, Source
@@ -68,12 +68,12 @@ def seen(
     return SeenMessage(**_parts(queue, source, row, codec, attempt, own_topic=own_topic))
 
 
-def dead_letter(source: Source, record: Row, codec: Codec | None) -> DeadLetter:
-    """Return a record as a dead letter."""
+def dead_letter(topic: str, record: DeadLetterRecord, codec: Codec | None) -> DeadLetter:
+    """Return a record of the dead-letter topic as a dead letter."""
     queue = (record.key or b"").decode("utf-8", "replace")
-    letter = dead_letters.DeadLetter(Stored(source.partition, *record), queue, source.topic, codec)
+    letter = dead_letters.DeadLetter(record, queue, topic, codec)
     return DeadLetter(
-        **_parts(queue, source, record, codec),
+        **_parts(queue, Source(topic, record.partition), record, codec),
         reason=letter.reason,
         error=letter.last_error,
         traceback=letter.traceback,
