@@ -7,7 +7,6 @@ import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Any, Protocol, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -86,9 +85,7 @@ class LogReader:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # --- bounds -------------------------------------------------------------------------------------------------------

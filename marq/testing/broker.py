@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
@@ -103,9 +102,7 @@ class Broker:
         await self.queues.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.queues.stop()
         self.close()
 
