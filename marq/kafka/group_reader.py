@@ -180,7 +180,7 @@ class GroupReader:
         #: Partitions whose log was found to end before the committed offset, with that offset.
         self._recreated: dict[Source, int] = {}
         #: Number of changes to the assignment or the served queues.
-        self._changes = 0
+        self.changes = 0
         #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None
         #: Number of assigned partitions; None before the first assignment.
@@ -250,7 +250,7 @@ class GroupReader:
     def serve(self, serving: Serving) -> None:
         assert self._consumer is not None
         self._serving = serving
-        self._changes += 1
+        self.changes += 1
         self._incarnations.clear()
         self._consumer.read_committed(self._reads_committed)
         # A new subscription, even to the same topics, drops the assignment at once and rejoins the group.
@@ -263,7 +263,7 @@ class GroupReader:
         if self._consumer is None:
             # A rebalance ended during the stop. The stop leaves the group next, and other members get the partitions.
             return
-        self._changes += 1
+        self.changes += 1
         self.partitions, self.rebalancing = len(sources), False
         self._progress.clear()
         self._incarnations.clear()
@@ -273,7 +273,7 @@ class GroupReader:
         self._consumer.pause(*[TopicPartition(*source) for source in sources])
 
     def revoked(self) -> None:
-        self._changes += 1
+        self.changes += 1
         self._progress.clear()
         self._incarnations.clear()
         self._unplaced.clear()
@@ -296,11 +296,6 @@ class GroupReader:
         """Whether records behind an open transaction wait for its end."""
         return self._consumer is not None and self._consumer.reads_committed
 
-    @property
-    def changes(self) -> int:
-        """A number that grows with each change to the assignment."""
-        return self._changes
-
     def wanted(self) -> Offsets:
         """Return the next offsets of partitions from which records are wanted now; none while there is no room."""
         wants = self._fetching or time.monotonic() - self._fetched_s < WANTED_S
@@ -309,7 +304,7 @@ class GroupReader:
         return {Source(*partition): offset for partition, offset in self._consumer.positions().items()}
 
     async def _place(self) -> None:
-        wanted, changes = frozenset(self._unplaced), self._changes
+        wanted, changes = frozenset(self._unplaced), self.changes
         try:
             async with asyncio.timeout(PLACE_LIMIT_S):
                 found = await places(self._settings, self._group, self._serving, wanted)
@@ -319,7 +314,7 @@ class GroupReader:
             return
         # After any change the places are stale, even with the same partitions: another member may have advanced them
         # meanwhile, or records of newly served queues would be skipped.
-        if changes != self._changes:
+        if changes != self.changes:
             return
         assert self._consumer is not None
         lost: list[Source] = []
