@@ -350,9 +350,12 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         ids = None if deduplication_ids is None else check_ids(deduplication_ids, len(items))
         async with running.keyed_routes.turn([] if key is None else [queue], key or b"") as called_s:
             delayed = ids is not None or bool(dues)
+            # The others count from when they are due.
+            pairs = pairs if delayed else with_expiry(pairs, expires, None)
             find = partial(running.find, queue, key, pairs, called_s, delayed=delayed)
             route, pairs = await find()
-            largest = with_expiry(with_id(pairs, max(ids or (), key=len, default=None)), expires, None)
+            largest_id = max(ids or (), key=len, default=None)
+            largest = with_expiry(with_id(pairs, largest_id), expires if delayed else None, None)
             running.content.check_many(queue, route.key, items, largest)
             if ids is not None:
                 sends = zip(items, ids, dues or [AT_ONCE] * len(ids), strict=True)
@@ -363,12 +366,12 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
                         for item, own, due in sends
                     ],
                 )
-            elif dues and items:
+            elif dues:
                 receipts, failure = await running.delays.send_many(queue, items, pairs, dues, expires)
-            elif key is not None:
-                receipts, failure = await running.batches.send_line(queue, items, find)
             else:
-                receipts, failure = await running.batches.send_many(queue, route, items, largest)
+                receipts, failure = await running.batches.send_many(
+                    queue, items, route, pairs, find, in_order=key is not None
+                )
         if failure is not None:
             raise SendManyFailed(queue, receipts.index(None), receipts, failure) from failure
         return receipts  # type: ignore[return-value]
