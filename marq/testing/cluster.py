@@ -15,7 +15,7 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Row
 from marq.kafka.topics import Topics
-from marq.queues.definition_log import Entry, UnfinishedMessages
+from marq.queues.definition_log import UnfinishedMessages
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
@@ -138,9 +138,8 @@ class MemoryDefinitionLog:
     async def stop(self) -> None:
         self._reader.close()
 
-    async def read(self) -> tuple[Sequence[Entry], int]:
-        entries = [Entry(record.offset, record.key, record.value) for _, record in await self._reader.read()]
-        return entries, self._reader.positions[0]
+    async def read(self) -> tuple[Sequence[Row], int]:
+        return [record for _, record in await self._reader.read()], self._reader.positions[0]
 
     async def end(self) -> int:
         return len(self._reader.topic.logs[0])
