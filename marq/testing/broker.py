@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
@@ -137,7 +138,7 @@ class Broker:
         check_queue(after, queue)
         check_topic(after, queue, self._namespace.names)
         for changed, setting in order_changes(self._namespace.definitions, after):
-            if messages := self._memory.messages_of(self._namespace, changed):
+            if messages := self._namespace.messages_of(changed):
                 raise ConfigError(refusal(changed, setting, messages))
         self._namespace.define(key, encoded(document))
 
@@ -265,7 +266,7 @@ class Broker:
         texts = []
         for queue in queues:
             counts = {
-                "waiting": sum(1 for _ in self._waiting(queue)),
+                "waiting": sum(1 for _ in self._namespace.waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
                 # A schedule always has a delayed message.
                 "delayed": sum(not is_scheduled(message.id) for message in self.delayed(queue)) if later else 0,
@@ -282,22 +283,20 @@ class Broker:
 
         Messages sent with a time or a deduplication id come last; duplicates and cancelled ones are included.
         """
-        check, names = check_codec(codec), self._namespace.names
+        namespace, view = self._namespace, self._view(queue, codec)
         records = [
             message
-            for source in self._memory.sources(self._namespace, queue)
-            for record in self._memory.records(self._namespace, queue, source)
-            if (message := seen(names, queue, source, record, check)).id == record_id(source.log, record.offset)
+            for source in namespace.sources(queue)
+            for record in namespace.records(queue, source)
+            if (message := view(source, record)).id == record_id(source.log, record.offset)
         ]
-        markers = self._namespace.sent_as_markers(queue)
-        return records + [
-            seen(names, queue, source, _record(offset, payload), check) for source, offset, payload in markers
-        ]
+        markers = namespace.sent_as_markers(queue)
+        return records + [view(source, _record(offset, payload)) for source, offset, payload in markers]
 
     def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the waiting messages."""
-        check, names = check_codec(codec), self._namespace.names
-        return [seen(names, queue, source, record, check) for source, record in self._waiting(queue)]
+        view = self._view(queue, codec)
+        return [view(source, record) for source, record in self._namespace.waiting(queue)]
 
     def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages in flight."""
@@ -309,9 +308,9 @@ class Broker:
 
     def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the acked messages, in the order of their acks."""
-        names = self._namespace.names
+        view = self._view(queue, codec)
         return [
-            seen(names, queue, ack.source, _record(ack.offset, ack.payload), check_codec(codec), ack.payload.attempt)
+            view(ack.source, _record(ack.offset, ack.payload), ack.payload.attempt)
             for ack in self._namespace.acked
             if ack.queue == queue
         ]
@@ -337,15 +336,16 @@ class Broker:
         return self._memory.namespace(self._settings)
 
     def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
-        names = self._namespace.names
+        view = self._view(queue, codec)
         return [
-            seen(names, queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
+            view(source, _record(offset, payload), lease.attempt)
             for source, offset, lease, payload in self._namespace.open_messages(queue)
             if fits(lease.state)
         ]
 
-    def _waiting(self, queue: str) -> Iterator[tuple[Source, Row]]:
-        return self._memory.waiting(self._namespace, queue)
+    def _view(self, queue: str, codec: Codec | None) -> Callable[..., SeenMessage]:
+        """Return what makes a message of a source and a record."""
+        return partial(seen, self._namespace.names, queue, check_codec(codec))
 
 
 def _module_names(settings: Mapping[str, Any]) -> list[str]:

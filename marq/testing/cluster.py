@@ -152,7 +152,7 @@ class MemoryDefinitionLog:
         return offsets
 
     async def messages_of(self, queue: str, definitions: Definitions) -> UnfinishedMessages:
-        return self._memory.messages_of(self._memory.namespace(self._settings), queue)
+        return self._memory.namespace(self._settings).messages_of(queue)
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         return self._memory.topics[topic].ends if topic in self._memory.topics else {}

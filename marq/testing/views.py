@@ -60,7 +60,7 @@ class DeadLetter(SeenMessage):
 
 
 def seen(
-    names: Names, queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
+    names: Names, queue: str, codec: Codec | None, source: Source, record: Record, attempt: int | None = None
 ) -> SeenMessage:
     """Return a record as a message of a queue; ``attempt`` overrides the record's."""
     own_topic = names.is_senders_topic(source.topic)
