@@ -200,11 +200,8 @@ class GroupReader:
             consumer.subscribe(self._serving.topics, listener=self._listener)
             return consumer
 
-        async def close(consumer: GroupConsumer) -> None:
-            await stop_consumer(consumer, 0)
-
         try:
-            self._consumer = await started(make, self._settings, close)
+            self._consumer = await started(make, self._settings, lambda consumer: stop_consumer(consumer, 0))
         except BrokerUnavailable as error:
             if self._fenced is not None:
                 raise self._fenced from error

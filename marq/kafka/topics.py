@@ -86,10 +86,7 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist.
     """
     wanted = sorted(names)
-    if not wanted:
-        return {}
-    async with _admin(settings) as admin:
-        facts = await _Topics(admin, settings).describe(wanted)
+    facts = await _facts(settings, wanted)
     for name in wanted:
         if name not in facts:
             raise ConfigError(_missing(name))
@@ -110,10 +107,7 @@ async def missing_topics(settings: ClientSettings, own: Mapping[str, str]) -> di
 
     Raises BrokerUnavailable like :func:`ensure_topics`; Forbidden if the permission to describe a topic is missing.
     """
-    if not own:
-        return {}
-    async with _admin(settings) as admin:
-        facts = await _Topics(admin, settings).describe(sorted(set(own.values())))
+    facts = await _facts(settings, sorted(set(own.values())))
     return {queue: _missing(topic) for queue, topic in own.items() if topic not in facts}
 
 
@@ -129,8 +123,14 @@ async def topic_exists(settings: ClientSettings, topic: str) -> bool:
 
     Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if the permission to describe it is missing.
     """
+    return topic in await _facts(settings, [topic])
+
+
+async def _facts(settings: ClientSettings, names: Collection[str]) -> dict[str, TopicFacts]:
+    if not names:
+        return {}
     async with _admin(settings) as admin:
-        return topic in await _Topics(admin, settings).describe([topic])
+        return await _Topics(admin, settings).describe(names)
 
 
 async def topic_id(settings: ClientSettings, topic: str) -> str:
