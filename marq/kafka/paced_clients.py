@@ -35,6 +35,12 @@ from marq.wire.errors import reason_of
 
 K = TypeVar("K")
 
+#: The options of a connection that aiokafka's client has as attributes.
+_CONNECTION_OPTIONS = (
+    "client_id", "request_timeout_ms", "ssl_context", "security_protocol", "sasl_mechanism", "sasl_plain_username",
+    "sasl_plain_password", "sasl_kerberos_service_name", "sasl_kerberos_domain_name", "sasl_oauth_token_provider",
+)  # fmt: skip
+
 
 class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     """aiokafka's client, whose connections are opened by a :class:`Pacer`; made by :func:`paced`."""
@@ -127,22 +133,8 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             return existing
 
     async def _connection(self, host: str, port: int, **more: Any) -> Any:
-        return await open_connection(
-            host,
-            port,
-            client_id=self._client_id,
-            request_timeout_ms=self._request_timeout_ms,
-            ssl_context=self._ssl_context,
-            security_protocol=self._security_protocol,
-            max_idle_ms=self._connections_max_idle_ms,
-            sasl_mechanism=self._sasl_mechanism,
-            sasl_plain_username=self._sasl_plain_username,
-            sasl_plain_password=self._sasl_plain_password,
-            sasl_kerberos_service_name=self._sasl_kerberos_service_name,
-            sasl_kerberos_domain_name=self._sasl_kerberos_domain_name,
-            sasl_oauth_token_provider=self._sasl_oauth_token_provider,
-            **more,
-        )
+        options = {name: getattr(self, f"_{name}") for name in _CONNECTION_OPTIONS}
+        return await open_connection(host, port, max_idle_ms=self._connections_max_idle_ms, **options, **more)
 
     def _on_connection_closed(self, conn: Any, reason: CloseReason | None) -> None:
         if reason is CloseReason.CONNECTION_BROKEN:

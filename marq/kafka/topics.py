@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
-from marq.kafka.protocol import ids_of_topics, read_ids
+from marq.kafka.protocol import known_ids
 from marq.kafka.role_permissions import Permission, ResourceType, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
@@ -161,12 +161,7 @@ async def incarnations(settings: ClientSettings, topics: Iterable[str]) -> dict[
 
 async def ids_of(admin: AIOKafkaAdminClient, topics: Collection[str]) -> dict[str, str]:
     """Return the ids of those of the topics that exist; none if the brokers have no such ids. Raises KafkaError."""
-    if not topics:
-        return {}
-    try:
-        return read_ids(await admin._send_request(ids_of_topics(topics)))
-    except NotImplementedError:
-        return {}
+    return await known_ids(admin._send_request, topics) if topics else {}
 
 
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:
