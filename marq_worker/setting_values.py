@@ -16,6 +16,7 @@ from marq.settings.queue import (
     EARLIEST,
     LATEST,
     ORDERED_BY_KEY,
+    SETTINGS,
     UNLIMITED,
     UNORDERED,
 )
@@ -25,7 +26,7 @@ from marq_worker.readable import DURATION_FORM, read_duration
 #: Settings whose values are names. Changing one may change which group reads the queue.
 NAMED = frozenset({"group", "topic", "handler"})
 #: Settings that are durations.
-_DURATIONS = frozenset({"lease", "max_lease", "delay", "deduplication_window", "shutdown_timeout", "expires_after"})
+_DURATIONS = frozenset(key for key, setting in SETTINGS.items() if setting.unit)
 #: Values that need no quotes.
 _WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST, DROP, DEAD_LETTER})
 

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack
 
 from marq.client.codecs import Codec, V, check_codec
@@ -37,9 +36,7 @@ class Client(Hinted, ABC):
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
 

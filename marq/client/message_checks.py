@@ -1,4 +1,4 @@
-"""Checks of the value, headers, size and queues of a message."""
+"""Checks of the value, headers, size, queues and deduplication id of a message."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from marq.client.codecs import Codec, not_bytes
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge, error_text
 from marq.wire.markers import Payload, payload_bytes
 from marq.wire.names import (
+    DEDUPLICATION_ID_HEADER,
     ENVELOPE_ROOM_BYTES,
     HEADER_ROOM_BYTES,
     MAX_HEADER_NAME_BYTES,
@@ -25,6 +26,8 @@ SentHeader = tuple[str, str | bytes | None]
 #: Not an Iterable: a dict would be one, too, and mypy would infer a different type for a dict with text and bytes.
 Headers = Mapping[str, str | bytes | None] | Sequence[SentHeader]
 
+#: Bytes of a deduplication id as UTF-8.
+MAX_ID_BYTES = 1_024
 #: Bytes of an ACQUIRE's envelope that are not headers.
 _ENVELOPE_USED_BYTES = 2_048
 #: Maximum number of bytes that Kafka adds to each header.
@@ -106,6 +109,32 @@ def header_value(name: str, value: object) -> bytes | None:
     if not isinstance(value, str):
         raise ConfigError(f"header {name!r}: expected a value of type str, bytes or None, not {type(value).__name__}")
     return utf8(value, f"header {name!r}: the value")
+
+
+def check_id(given: object, name: str = "deduplication_id") -> bytes:
+    """Return the bytes of a deduplication id; errors call it ``name``. Raises ConfigError."""
+    if not isinstance(given, str):
+        raise ConfigError(f"{name}: expected an id of type str, not {type(given).__name__}")
+    data = utf8(given, f"{name}: the id")
+    if not data:
+        raise ConfigError(f"{name}: the id is empty; leave it out to send a message without deduplication")
+    if len(data) > MAX_ID_BYTES:
+        raise ConfigError(f"{name}: the id has {len(data)} bytes, at most {MAX_ID_BYTES} are allowed")
+    return data
+
+
+def check_ids(given: object, count: int) -> list[bytes]:
+    """Return the bytes of the ids of several messages. Raises ConfigError like :func:`check_id`."""
+    if not isinstance(given, Sequence) or isinstance(given, str | bytes):
+        raise ConfigError(f"deduplication_ids: expected a list with an id for each message, not {given!r}")
+    if len(given) != count:
+        raise ConfigError(f"deduplication_ids has {len(given)} ids for {count} messages: one for each")
+    return [check_id(own_id, f"deduplication_ids[{index}]") for index, own_id in enumerate(given)]
+
+
+def with_id(headers: Sequence[Header], own_id: bytes | None) -> list[Header]:
+    """Return the headers of a message with this deduplication id."""
+    return [*headers] if own_id is None else [*headers, (DEDUPLICATION_ID_HEADER, own_id)]
 
 
 class Content:

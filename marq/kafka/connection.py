@@ -22,7 +22,7 @@ from marq.kafka.paced_clients import client_of, hasten, paced
 from marq.kafka.role_permissions import refused
 from marq.kafka.token_logins import tokens_of
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, reason_of
 
 log = logging.getLogger("marq")
 
@@ -83,7 +83,7 @@ async def started(
             await close(client)
         except KafkaError as error:
             await close(client)
-            cause = str(error) or type(error).__name__
+            cause = reason_of(error)
             if not error.retriable:
                 raise refused(settings, error, "Write", writes) or unavailable(settings, cause) from error
         except BaseException:

@@ -25,10 +25,10 @@ from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.client.threads import in_thread
 from marq.kafka.broker_connections import open_connection
-from marq.kafka.outage_log import reason_of
 from marq.kafka.paced_clients import pacer_of
 from marq.kafka.token_logins import NoToken, TokenSource, tokens_of
 from marq.settings.client import ClientSettings
+from marq.wire.errors import reason_of
 
 #: ApiVersions, version 0, which brokers answer before any login: size, key, version, correlation id, no client id.
 _ASK_VERSIONS = struct.pack(">ihhih", 10, 18, 0, 1, -1)
@@ -334,7 +334,7 @@ class _Path:
         elif settings.sasl_token_provider is not None:
             what = (
                 f"authentication failed: {self._address} refuses the token of {settings.sasl_token_provider.name}"
-                f" ({_text(error)})"
+                f" ({reason_of(error)})"
             )
             advice = "check that the token has not expired, and that the broker trusts its issuer, audience and scope"
         else:
@@ -348,7 +348,7 @@ class _Path:
     def _cut_off(self, error: Exception) -> Obstacle:
         if "SASL" in self._settings.security_protocol:
             return Obstacle(
-                f"{self._address} closed the connection during login ({_text(error)})",
+                f"{self._address} closed the connection during login ({reason_of(error)})",
                 "see the broker's log",
                 steps=4,
             )
@@ -394,7 +394,3 @@ async def _close(connection: Any) -> None:
     closing = connection.close()
     if closing is not None:
         await closing
-
-
-def _text(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -27,6 +27,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import Any
 
 from aiokafka import TopicPartition
@@ -39,7 +40,7 @@ from aiokafka.errors import GroupLoadInProgressError, KafkaError, UnknownMemberI
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 from marq.kafka.foreign_transactions import CautiousConsumer, CautiousFetcher
-from marq.kafka.protocol import FENCED_INSTANCE_ID, ids_of_topics, read_ids
+from marq.kafka.protocol import FENCED_INSTANCE_ID, known_ids
 from marq.wire.errors import ConfigError
 
 log = logging.getLogger("marq")
@@ -208,15 +209,9 @@ class GroupConsumer(CautiousConsumer):
             if leader is not None and leader >= 0:
                 asked.setdefault(leader, set()).add(partition.topic)
         # A connection of its own: on the other one, the broker answers after the fetch that waits for records.
-        requests = [
-            self._client.send(leader, ids_of_topics(sorted(topics)), group=ConnectionGroup.COORDINATION)
-            for leader, topics in asked.items()
-        ]
-        try:
-            answers = await asyncio.gather(*requests)
-        except NotImplementedError:
-            return set()
-        return {topic_and_id for answer in answers for topic_and_id in read_ids(answer).items()}
+        sends = [partial(self._client.send, leader, group=ConnectionGroup.COORDINATION) for leader in asked]
+        answers = await asyncio.gather(*map(known_ids, sends, map(sorted, asked.values())))
+        return {topic_and_id for ids in answers for topic_and_id in ids.items()}
 
     def positions(self) -> dict[TopicPartition, int]:
         """Return the next offset of each assigned partition; none during a rebalance."""

@@ -27,7 +27,7 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, reason_of
 from marq.wire.markers import Source
 from marq.wire.names import incarnation_id
 
@@ -180,7 +180,7 @@ class GroupReader:
         #: Partitions whose log was found to end before the committed offset, with that offset.
         self._recreated: dict[Source, int] = {}
         #: Number of changes to the assignment or the served queues.
-        self._changes = 0
+        self.changes = 0
         #: Why this member no longer receives records.
         self._fenced: ConfigError | None = None
         #: Number of assigned partitions; None before the first assignment.
@@ -200,11 +200,8 @@ class GroupReader:
             consumer.subscribe(self._serving.topics, listener=self._listener)
             return consumer
 
-        async def close(consumer: GroupConsumer) -> None:
-            await stop_consumer(consumer, 0)
-
         try:
-            self._consumer = await started(make, self._settings, close)
+            self._consumer = await started(make, self._settings, lambda consumer: stop_consumer(consumer, 0))
         except BrokerUnavailable as error:
             if self._fenced is not None:
                 raise self._fenced from error
@@ -250,7 +247,7 @@ class GroupReader:
     def serve(self, serving: Serving) -> None:
         assert self._consumer is not None
         self._serving = serving
-        self._changes += 1
+        self.changes += 1
         self._incarnations.clear()
         self._consumer.read_committed(self._reads_committed)
         # A new subscription, even to the same topics, drops the assignment at once and rejoins the group.
@@ -263,7 +260,7 @@ class GroupReader:
         if self._consumer is None:
             # A rebalance ended during the stop. The stop leaves the group next, and other members get the partitions.
             return
-        self._changes += 1
+        self.changes += 1
         self.partitions, self.rebalancing = len(sources), False
         self._progress.clear()
         self._incarnations.clear()
@@ -273,7 +270,7 @@ class GroupReader:
         self._consumer.pause(*[TopicPartition(*source) for source in sources])
 
     def revoked(self) -> None:
-        self._changes += 1
+        self.changes += 1
         self._progress.clear()
         self._incarnations.clear()
         self._unplaced.clear()
@@ -296,11 +293,6 @@ class GroupReader:
         """Whether records behind an open transaction wait for its end."""
         return self._consumer is not None and self._consumer.reads_committed
 
-    @property
-    def changes(self) -> int:
-        """A number that grows with each change to the assignment."""
-        return self._changes
-
     def wanted(self) -> Offsets:
         """Return the next offsets of partitions from which records are wanted now; none while there is no room."""
         wants = self._fetching or time.monotonic() - self._fetched_s < WANTED_S
@@ -309,7 +301,7 @@ class GroupReader:
         return {Source(*partition): offset for partition, offset in self._consumer.positions().items()}
 
     async def _place(self) -> None:
-        wanted, changes = frozenset(self._unplaced), self._changes
+        wanted, changes = frozenset(self._unplaced), self.changes
         try:
             async with asyncio.timeout(PLACE_LIMIT_S):
                 found = await places(self._settings, self._group, self._serving, wanted)
@@ -319,7 +311,7 @@ class GroupReader:
             return
         # After any change the places are stale, even with the same partitions: another member may have advanced them
         # meanwhile, or records of newly served queues would be skipped.
-        if changes != self._changes:
+        if changes != self.changes:
             return
         assert self._consumer is not None
         lost: list[Source] = []
@@ -400,8 +392,7 @@ class GroupReader:
                 raise self._fenced from error
             if not error.retriable:
                 raise refused(self._settings, error, "Read") or BrokerUnavailable(
-                    f"group {self._group}: {', '.join(self._serving.topics)} can't be read:"
-                    f" {error or type(error).__name__}"
+                    f"group {self._group}: {', '.join(self._serving.topics)} can't be read: {reason_of(error)}"
                 ) from error
             log.warning("read failed, retrying: group=%s error=%s", self._group, error)
             await asyncio.sleep(FETCH_WAIT_S)
@@ -420,7 +411,7 @@ class GroupReader:
             async with asyncio.timeout(COMMIT_LIMIT_S):
                 await self._consumer.commit(commit.offsets)
         except (TimeoutError, KafkaError) as error:
-            raise NotCommitted(str(error) or type(error).__name__) from error
+            raise NotCommitted(reason_of(error)) from error
         self.committed(commit)
 
     def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:

@@ -12,13 +12,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 from aiokafka.client import ConnectionGroup
 from aiokafka.errors import KafkaError
 
 from marq.kafka.paced_clients import client_of
-from marq.kafka.protocol import ids_of_topics, read_ids
+from marq.kafka.protocol import known_ids
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.wire.markers import Source
@@ -45,11 +46,8 @@ async def refreshed(consumer: Any, topics: Collection[str]) -> dict[str, str]:
     client = client_of(consumer)
     # aiokafka asks every five minutes: until then, it does not know of added partitions.
     await client.force_metadata_update()
-    try:
-        answer = await client.send(client.get_random_node(), ids_of_topics(topics), group=ConnectionGroup.COORDINATION)
-    except NotImplementedError:
-        return {}
-    return {topic: incarnation(topic, topic_id) for topic, topic_id in read_ids(answer).items()}
+    send = partial(client.send, client.get_random_node(), group=ConnectionGroup.COORDINATION)
+    return {topic: incarnation(topic, topic_id) for topic, topic_id in (await known_ids(send, topics)).items()}
 
 
 class Recreated(Exception):

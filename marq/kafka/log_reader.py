@@ -6,7 +6,7 @@ import asyncio
 import time
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
-from types import TracebackType
+from contextlib import asynccontextmanager
 from typing import Any, Protocol, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
@@ -21,7 +21,7 @@ from marq.kafka.protocol import ids_of_topics, unknown_topics
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, reason_of
 from marq.wire.markers import Source
 from marq.wire.names import log_name
 
@@ -85,63 +85,60 @@ class LogReader:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.stop()
 
     # --- bounds -------------------------------------------------------------------------------------------------------
 
     async def has_topic(self, topic: str) -> bool:
         """Return whether a topic exists that this client may describe; :meth:`ranges` might create a missing one."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return log_name(topic) in await self._running().topics()
-        except (KafkaError, TimeoutError) as error:
-            raise self._failed([topic], error) from error
+        async with self._answers([topic]):
+            return log_name(topic) in await self._running().topics()
 
     async def is_deleted(self, topic: str) -> bool:
         """Return whether a topic is known not to exist; False if the client has no permission to describe it."""
         client = client_of(self._running())
         try:
-            async with asyncio.timeout(self._limit_s):
+            async with self._answers([topic]):
                 asked = ids_of_topics([log_name(topic)])
                 answer = await client.send(client.get_random_node(), asked, group=ConnectionGroup.COORDINATION)
         except NotImplementedError:
             # aiokafka raises it for a broker that does not know the request: Kafka before 2.8.
             return False
-        except (KafkaError, TimeoutError) as error:
-            raise self._failed([topic], error) from error
         return bool(unknown_topics(answer))
 
     async def ranges(self, topic: str) -> dict[Source, range]:
         """Return the offsets that each partition of a topic has now."""
-        try:
-            async with asyncio.timeout(self._limit_s):
-                ranges = await log_ranges(self._running(), log_name(topic))
-        except (KafkaError, TimeoutError) as error:
-            raise self._failed([topic], error) from error
+        async with self._answers([topic]):
+            ranges = await log_ranges(self._running(), log_name(topic))
         return {Source(topic, number): span for number, span in ranges.items()}
 
     async def ends(self, sources: Collection[Source]) -> dict[Source, int]:
         """Return where partitions end now; waits while a broker is unavailable."""
         partitions = _by_partition(sources)
-        try:
+        async with self._answers({source.topic for source in sources}, limited=False):
             ends = await _ends(self._running(), [*partitions])
-        except KafkaError as error:
-            raise self._failed({source.topic for source in sources}, error) from error
         return {partitions[partition]: end for partition, end in ends.items()}
 
     async def offsets_at(self, sources: Iterable[Source], time_ms: int) -> dict[Source, int | None]:
         """Return the first offset with this timestamp or a later one, None if there is none."""
         partitions = _by_partition(sources)
-        wanted = dict.fromkeys(partitions, time_ms)
-        try:
-            async with asyncio.timeout(self._limit_s):
-                offsets = await self._running().offsets_for_times(wanted)
-        except (KafkaError, TimeoutError) as error:
-            raise self._failed({partition.topic for partition in wanted}, error) from error
+        async with self._answers({partition.topic for partition in partitions}):
+            offsets = await self._running().offsets_for_times(dict.fromkeys(partitions, time_ms))
         return {partitions[partition]: None if at is None else at.offset for partition, at in offsets.items()}
+
+    @asynccontextmanager
+    async def _answers(self, topics: Collection[str] = (), *, limited: bool = True) -> AsyncIterator[None]:
+        """Turn aiokafka's errors in a block into ours; ``topics``: what it reads, by default the followed ones."""
+        try:
+            async with asyncio.timeout(self._limit_s if limited else None):
+                yield
+        except (KafkaError, TimeoutError) as error:
+            names = sorted(topics or {partition.topic for partition in self._running().assignment()})
+            raise refused(self._settings, error, "Read", names[0]) or BrokerUnavailable(
+                f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read"
+                f" ({reason_of(error)})"
+            ) from error
 
     # --- following ----------------------------------------------------------------------------------------------------
 
@@ -157,10 +154,8 @@ class LogReader:
 
     async def poll(self, wait_s: float = READ_WAIT_S) -> dict[Source, Records]:
         """Return the next records, or nothing if none came in time; messages without the headers of copied records."""
-        try:
+        async with self._answers(limited=False):
             fetched = await fetch_records(self._running(), wait_s, MAX_RECORDS)
-        except KafkaError as error:
-            raise self._failed(self._topics(), error) from error
         names = self._settings.names
         for source, read in fetched.items():
             if source.topic == names.messages or names.is_senders_topic(source.topic):
@@ -170,13 +165,8 @@ class LogReader:
     async def positions(self) -> dict[Source, int]:
         """Return the offset to read next in each partition, which also moves past hidden records."""
         consumer = self._running()
-        try:
-            async with asyncio.timeout(self._limit_s):
-                return {
-                    self._sources[partition]: await consumer.position(partition) for partition in consumer.assignment()
-                }
-        except (KafkaError, TimeoutError) as error:
-            raise self._failed(self._topics(), error) from error
+        async with self._answers():
+            return {self._sources[partition]: await consumer.position(partition) for partition in consumer.assignment()}
 
     # --- ranges -------------------------------------------------------------------------------------------------------
 
@@ -220,9 +210,6 @@ class LogReader:
         assert self._consumer is not None
         return self._consumer
 
-    def _topics(self) -> set[str]:
-        return {partition.topic for partition in self._running().assignment()}
-
     def _make(self) -> AIOKafkaConsumer:
         return CautiousConsumer(
             **client_options(self._settings),
@@ -230,13 +217,6 @@ class LogReader:
             auto_offset_reset="earliest",
             enable_auto_commit=False,
             messages_topic=self._settings.names.messages,
-        )
-
-    def _failed(self, topics: Iterable[str], error: BaseException) -> Exception:
-        names = sorted(topics)
-        return refused(self._settings, error, "Read", names[0]) or BrokerUnavailable(
-            f"topic {', '.join(names)} at {self._settings.bootstrap_servers}: it could not be read"
-            f" ({str(error) or type(error).__name__})"
         )
 
 

@@ -16,7 +16,7 @@ from marq.kafka.connection import abandon_producer, client_options, started, sto
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
 from marq.wire.error_texts import error_of, most_bytes
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, reason_of
 from marq.wire.marker_codec import encode
 from marq.wire.markers import (
     MAX_BATCH_MARKERS,
@@ -129,7 +129,7 @@ class KafkaMarkerWriter:
             if producer is not None and self._producer is producer:
                 self._producer = None
                 await abandon_producer(producer)
-            cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
+            cause = refused(self._settings, error, "Write", self._topic) or reason_of(error)
             raise BrokerUnavailable(
                 f"{len(records)} marker batches for {self._topic} are not known to be written at"
                 f" {self._settings.bootstrap_servers} after {limit_s:g} s at most: {cause}"
@@ -211,8 +211,7 @@ async def write_once(
             return {key: int(record.offset) for key, record in zip(records, written, strict=True)}
     except (KafkaError, TimeoutError) as error:
         raise refused(settings, error, "Write", topic) or BrokerUnavailable(
-            f"topic {topic} at {settings.bootstrap_servers}: it could not be written"
-            f" ({str(error) or type(error).__name__})"
+            f"topic {topic} at {settings.bootstrap_servers}: it could not be written ({reason_of(error)})"
         ) from error
     finally:
         await stop_producer(producer, _STOP_S)

@@ -30,10 +30,16 @@ from aiokafka.protocol.offset import OffsetRequest
 from marq.kafka import client_logs
 from marq.kafka.broker_connections import open_connection
 from marq.kafka.lenient_names import LenientConsumer
-from marq.kafka.outage_log import Address, reason_of
-from marq.kafka.reconnect_pacer import FAILURES, Pacer
+from marq.kafka.reconnect_pacer import FAILURES, Address, Pacer
+from marq.wire.errors import reason_of
 
 K = TypeVar("K")
+
+#: The options of a connection that aiokafka's client has as attributes.
+_CONNECTION_OPTIONS = (
+    "client_id", "request_timeout_ms", "ssl_context", "security_protocol", "sasl_mechanism", "sasl_plain_username",
+    "sasl_plain_password", "sasl_kerberos_service_name", "sasl_kerberos_domain_name", "sasl_oauth_token_provider",
+)  # fmt: skip
 
 
 class PacedClient(AIOKafkaClient):  # type: ignore[misc]
@@ -51,7 +57,7 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
     async def bootstrap(self) -> None:
         """Open the first connection, as aiokafka does. Raises KafkaConnectionError if no address could be used."""
         hosts = [(host, port) for host, port, _ in self.hosts]
-        error: BaseException | None = None
+        error: BaseException = KafkaConnectionError("no address was given")
         for address in hosts:
             others = [other for other in hosts if other != address]
             try:
@@ -127,22 +133,8 @@ class PacedClient(AIOKafkaClient):  # type: ignore[misc]
             return existing
 
     async def _connection(self, host: str, port: int, **more: Any) -> Any:
-        return await open_connection(
-            host,
-            port,
-            client_id=self._client_id,
-            request_timeout_ms=self._request_timeout_ms,
-            ssl_context=self._ssl_context,
-            security_protocol=self._security_protocol,
-            max_idle_ms=self._connections_max_idle_ms,
-            sasl_mechanism=self._sasl_mechanism,
-            sasl_plain_username=self._sasl_plain_username,
-            sasl_plain_password=self._sasl_plain_password,
-            sasl_kerberos_service_name=self._sasl_kerberos_service_name,
-            sasl_kerberos_domain_name=self._sasl_kerberos_domain_name,
-            sasl_oauth_token_provider=self._sasl_oauth_token_provider,
-            **more,
-        )
+        options = {name: getattr(self, f"_{name}") for name in _CONNECTION_OPTIONS}
+        return await open_connection(host, port, max_idle_ms=self._connections_max_idle_ms, **options, **more)
 
     def _on_connection_closed(self, conn: Any, reason: CloseReason | None) -> None:
         if reason is CloseReason.CONNECTION_BROKEN:

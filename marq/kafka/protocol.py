@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from aiokafka import TopicPartition
@@ -252,8 +252,13 @@ def ids_of_topics(topics: Iterable[str]) -> HandMade:
     return HandMade([_TOPIC_IDS], [(0, 0, topic, _NO_TAGS) for topic in topics], False, False, False, _NO_TAGS)
 
 
-def read_ids(answer: Any) -> dict[str, str]:
-    """Return the ids in the answer to :func:`ids_of_topics`, in hexadecimal, of the topics that the broker knows."""
+async def known_ids(send: Callable[[HandMade], Awaitable[Any]], topics: Iterable[str]) -> dict[str, str]:
+    """Return the ids of those topics that exist, in hexadecimal; none from a broker without ids. Raises KafkaError."""
+    try:
+        answer = await send(ids_of_topics(topics))
+    except NotImplementedError:
+        # aiokafka raises it for a broker that does not know the request.
+        return {}
     return {name: f"{high % 2**64:016x}{low % 2**64:016x}" for _, name, high, low, *_ in answer.topics if high or low}
 
 

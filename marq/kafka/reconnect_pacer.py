@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import random
 import threading
 import time
@@ -19,7 +20,11 @@ from typing import TypeVar
 
 from aiokafka.errors import KafkaConnectionError, KafkaError
 
-from marq.kafka.outage_log import Address, OutageLog, reason_of, text_of
+from marq.kafka.repeated_warnings import SUMMARY_S
+from marq.settings.client import DEFAULT_CONNECT_TIMEOUT_MS
+from marq.wire.errors import reason_of
+
+log = logging.getLogger("marq")
 
 #: First and longest pause between two attempts to reach a broker that is down. Jitter shortens each by up to a half.
 FIRST_PAUSE_S, MAX_PAUSE_S = 0.1, 2.0
@@ -31,11 +36,19 @@ MAX_CONCURRENT = 2
 FRESH_S = MAX_PAUSE_S + 0.5
 #: An attempt that takes longer no longer keeps others from trying: its event loop may be blocked by user code.
 MAX_TURN_S = 2.0
+#: Report a broker that has never answered only after this time, because a failed start has its own error by then.
+SILENT_START_S = 1.5 * DEFAULT_CONNECT_TIMEOUT_MS / 1000
 
 _NEVER = float("-inf")
 FAILURES = (OSError, TimeoutError, KafkaError)
 
 T = TypeVar("T")
+Address = tuple[str, int]
+
+
+def _text_of(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +80,35 @@ class _Broker:
     answered: bool = False
     #: Callers that wait for a turn, first come, first served.
     waiters: dict[asyncio.Future[None], asyncio.AbstractEventLoop] = field(default_factory=dict)
-    log: OutageLog = field(default_factory=OutageLog)
+    #: When the log last mentioned the outage; None while it has not.
+    logged_at: float | None = None
 
     @property
     def seen_down_at(self) -> float:
         return max(self.failed_at, self.lost_at)
+
+    def log_failure(self, address: Address, error: BaseException, now: float) -> None:
+        down_s = now - self.down_at
+        if self.logged_at is None:
+            if not self.answered and down_s < SILENT_START_S:
+                return
+            log.warning("broker unreachable address=%s error=%s", _text_of(address), reason_of(error))
+        elif now - self.logged_at >= SUMMARY_S:
+            log.warning(
+                "broker still unreachable address=%s seconds=%.0f attempts=%d error=%s",
+                _text_of(address), down_s, self.attempts, reason_of(error),
+            )  # fmt: skip
+        else:
+            return
+        self.logged_at = now
+
+    def log_return(self, address: Address, now: float) -> None:
+        if self.logged_at is not None:
+            # A warning like its counterpart, so that a log with the one line also has the other.
+            log.warning(
+                "broker reachable again address=%s seconds=%.0f attempts=%d",
+                _text_of(address), now - self.down_at, self.attempts,
+            )  # fmt: skip
 
 
 class Pacer:
@@ -201,7 +238,8 @@ class Pacer:
         return broker is not None and broker.failed > 0
 
     def _refusal(self, address: Address, broker: _Broker) -> KafkaConnectionError:
-        return KafkaConnectionError(f"broker {text_of(address)} is unreachable: {reason_of(broker.error)}")
+        assert broker.error is not None, "the broker is down"
+        return KafkaConnectionError(f"broker {_text_of(address)} is unreachable: {reason_of(broker.error)}")
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -237,7 +275,7 @@ class Pacer:
         now = self._clock()
         broker.error = error
         if not broker.failed:
-            broker.down_at, broker.attempts, broker.log = now, len(broker.trying) + 1, OutageLog()
+            broker.down_at, broker.attempts, broker.logged_at = now, len(broker.trying) + 1, None
         elif turn.began < broker.failed_at:
             return  # one of several that began together
         broker.failed += 1
@@ -245,12 +283,11 @@ class Pacer:
         broker.failed_at = now
         pause_s = min(FIRST_PAUSE_S * 2.0 ** min(broker.failed - 1, 30), MAX_PAUSE_S)
         broker.next_at = now + pause_s * self._jitter()
-        down_s = now - broker.down_at
-        broker.log.failed(turn.address, error, now, down_s, broker.attempts, answered=broker.answered)
+        broker.log_failure(turn.address, error, now)
 
     def _succeed(self, address: Address, broker: _Broker) -> None:
         if broker.failed:
-            broker.log.returned(address, self._clock() - broker.down_at, broker.attempts)
+            broker.log_return(address, self._clock())
         broker.failed, broker.error, broker.answered = 0, None, True
 
 

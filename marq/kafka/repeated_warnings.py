@@ -1,13 +1,14 @@
-"""Warnings about failures that are retried: the first immediately, then at most one every 30 s."""
+"""Warnings about failures that are retried: the first immediately, then at most one every :data:`SUMMARY_S`."""
 
 from __future__ import annotations
 
 import logging
 from math import inf
 
-from marq.kafka.outage_log import SUMMARY_S
-
 log = logging.getLogger("marq")
+
+#: Least seconds between two log lines about a lasting failure.
+SUMMARY_S = 30.0
 
 
 class RepeatedWarning:

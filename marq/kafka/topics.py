@@ -30,7 +30,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.metadata import MetadataRequest
 
 from marq.kafka.connection import admin_client, unavailable
-from marq.kafka.protocol import ids_of_topics, read_ids
+from marq.kafka.protocol import known_ids
 from marq.kafka.role_permissions import Permission, ResourceType, missing_permissions, principal, refused, tools
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import (
@@ -86,10 +86,7 @@ async def own_topics(settings: ClientSettings, names: Iterable[str], topics: Top
     Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if a topic does not exist.
     """
     wanted = sorted(names)
-    if not wanted:
-        return {}
-    async with _admin(settings) as admin:
-        facts = await _Topics(admin, settings).describe(wanted)
+    facts = await _facts(settings, wanted)
     for name in wanted:
         if name not in facts:
             raise ConfigError(_missing(name))
@@ -110,10 +107,7 @@ async def missing_topics(settings: ClientSettings, own: Mapping[str, str]) -> di
 
     Raises BrokerUnavailable like :func:`ensure_topics`; Forbidden if the permission to describe a topic is missing.
     """
-    if not own:
-        return {}
-    async with _admin(settings) as admin:
-        facts = await _Topics(admin, settings).describe(sorted(set(own.values())))
+    facts = await _facts(settings, sorted(set(own.values())))
     return {queue: _missing(topic) for queue, topic in own.items() if topic not in facts}
 
 
@@ -129,8 +123,14 @@ async def topic_exists(settings: ClientSettings, topic: str) -> bool:
 
     Raises BrokerUnavailable like :func:`ensure_topics`; ConfigError if the permission to describe it is missing.
     """
+    return topic in await _facts(settings, [topic])
+
+
+async def _facts(settings: ClientSettings, names: Collection[str]) -> dict[str, TopicFacts]:
+    if not names:
+        return {}
     async with _admin(settings) as admin:
-        return topic in await _Topics(admin, settings).describe([topic])
+        return await _Topics(admin, settings).describe(names)
 
 
 async def topic_id(settings: ClientSettings, topic: str) -> str:
@@ -161,12 +161,7 @@ async def incarnations(settings: ClientSettings, topics: Iterable[str]) -> dict[
 
 async def ids_of(admin: AIOKafkaAdminClient, topics: Collection[str]) -> dict[str, str]:
     """Return the ids of those of the topics that exist; none if the brokers have no such ids. Raises KafkaError."""
-    if not topics:
-        return {}
-    try:
-        return read_ids(await admin._send_request(ids_of_topics(topics)))
-    except NotImplementedError:
-        return {}
+    return await known_ids(admin._send_request, topics) if topics else {}
 
 
 async def offset_snapshot_topic(settings: ClientSettings, *, make: bool) -> bool:

@@ -41,7 +41,7 @@ from marq.kafka.marker_writer import MarkerRecord, batch_limits
 from marq.kafka.protocol import FENCED_INSTANCE_ID, Generation, HandMade, commit_of_member
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable
+from marq.wire.errors import BrokerUnavailable, reason_of
 
 #: Time after which the broker may abort a transaction: the shorter it is, the sooner that of a dead process ends.
 TRANSACTION_S = 5.0
@@ -107,7 +107,7 @@ class MarkerTransactions:
             raise NotCommitted(str(error)) from error
         except (TimeoutError, KafkaError, IllegalOperation, AssertionError) as error:
             await self._give_up(producer)
-            cause = refused(self._settings, error, "Write", self._topic) or str(error) or type(error).__name__
+            cause = refused(self._settings, error, "Write", self._topic) or reason_of(error)
             raise BrokerUnavailable(
                 f"a transaction of {len(records)} marker batches for {self._topic} and of offsets of group"
                 f" {commit.group} is not known to be committed at {self._settings.bootstrap_servers} after"

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from marq.leases.failure_log import traceback_text
-from marq.settings.breaker_thresholds import Breaker
+from marq.settings.queue import Breaker
 from marq.wire.record_headers import uncounted
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from math import inf
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple
 
-from marq.kafka.outage_log import SUMMARY_S
+from marq.kafka.repeated_warnings import SUMMARY_S
 from marq.wire.errors import error_text
 
 if TYPE_CHECKING:

@@ -28,7 +28,7 @@ from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
 from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.errors import BrokerUnavailable, MarqError, reason_of
 
 log = logging.getLogger("marq")
 
@@ -204,34 +204,50 @@ class Batcher:
     # --- many ---------------------------------------------------------------------------------------------------------
 
     async def send_many(
-        self, queue: str, route: Route, items: Sequence[bytes], headers: list[Header]
+        self,
+        queue: str,
+        items: Sequence[bytes],
+        route: Route,
+        headers: list[Header],
+        find: Callable[[], Awaitable[tuple[Route, list[Header]]]],
+        *,
+        in_order: bool,
     ) -> tuple[list[Receipt | None], BaseException | None]:
-        """Send messages of one queue; return the receipt of each, None if unknown, and the first failure."""
-        share = max(1, -(-len(items) // route.cursor.partitions))
+        """Send messages of one queue; return the receipt of each, None if unknown, and the first failure.
+
+        Args:
+            find: returns route and headers for each further batch, because the queue may move before the last items.
+            in_order: send each batch after the one before, so that a failure leaves no gap.
+        """
         sends: list[asyncio.Future[int]] = []
         batches: list[tuple[str, int, int]] = []
         start, failure = 0, None
         while start < len(items):
-            # For each batch, because the queue may move before the last items are sent.
             try:
-                route = self._routes.known.get(queue) or await self._routes.find(queue)
+                if sends:
+                    route, headers = await find()
+                if self._stopped:
+                    raise _not_sent()
             except MarqError as error:
                 failure = error
                 break
-            if self._stopped:
-                failure = _not_sent()
-                break
-            cursor = route.cursor
-            partition = cursor.take()
+            cursor, partition = route.cursor, route.cursor.take()
+            if in_order and (cursor.topic, partition) in self._open:
+                # Earlier calls with this key may have messages in the open batch.
+                self._submit((cursor.topic, partition))
             batch = ProducerBatch(self._sender, cursor.topic, partition, self._routes.placements)
+            share = max(1, -(-len(items) // cursor.partitions))
             stop = batch.fill(route.key, items, start, min(start + share, len(items)), headers)
             # Accepted only after the partition's previous batch was sent, which bounds memory.
             sends.append(batch.future())
             self._begin(batch)
             batches.append((cursor.topic, partition, stop - start))
             start = stop
-            if len(sends) % (2 * cursor.partitions) == 0:
-                await asyncio.wait(sends[-2 * cursor.partitions :], return_when=asyncio.FIRST_COMPLETED)
+            most = 1 if in_order else 2 * cursor.partitions
+            if len(sends) % most == 0:
+                await asyncio.wait(sends[-most:], return_when=asyncio.FIRST_COMPLETED)
+            if in_order and sends[-1].exception() is not None:
+                break
         outcomes = await asyncio.gather(*sends, return_exceptions=True)
         receipts: list[Receipt | None] = []
         for (topic, partition, count), outcome in zip(batches, outcomes, strict=True):
@@ -242,34 +258,6 @@ class Batcher:
         receipts += [None] * (len(items) - start)
         failures = (outcome for outcome in outcomes if isinstance(outcome, BaseException))
         return receipts, next(failures, failure)
-
-    async def send_line(
-        self, queue: str, items: Sequence[bytes], find: Callable[[], Awaitable[tuple[Route, list[Header]]]]
-    ) -> tuple[list[Receipt | None], BaseException | None]:
-        """Send messages of one ordering key, each batch after the one before, so that a failure leaves no gap.
-
-        Returns what :meth:`send_many` does.
-        """
-        receipts: list[Receipt | None] = []
-        try:
-            while len(receipts) < len(items):
-                # For each batch, because the queue may move before the last items are sent.
-                route, headers = await find()
-                if self._stopped:
-                    raise _not_sent()
-                topic, partition = route.cursor.topic, route.cursor.take()
-                # Earlier calls with this key may have messages in the open batch.
-                if (topic, partition) in self._open:
-                    self._submit((topic, partition))
-                batch = ProducerBatch(self._sender, topic, partition, self._routes.placements)
-                batch.fill(route.key, items, len(receipts), len(items), headers)
-                sent = batch.future()
-                self._begin(batch)
-                offset = await sent
-                receipts += [Receipt(queue, topic, partition, offset + index) for index in range(batch.count)]
-        except MarqError as error:
-            return receipts + [None] * (len(items) - len(receipts)), error
-        return receipts, None
 
     # --- to Kafka -----------------------------------------------------------------------------------------------------
 
@@ -330,7 +318,7 @@ class Batcher:
             self._replace(sender, others_go_on=known is not None)
             if known is None and isinstance(error, TimeoutError) and task not in self._on_their_way:
                 raise self._disconnected(batch) from error
-            raise known or self._unknown(batch, str(error) or type(error).__name__) from error
+            raise known or self._unknown(batch, reason_of(error)) from error
         finally:
             self._on_their_way.discard(task)
 

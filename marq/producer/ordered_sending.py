@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from weakref import WeakValueDictionary
 
 from aiokafka.partitioner import murmur2
@@ -42,13 +42,18 @@ class KeyedRoutes:
         The value is the time of this call, for :meth:`find`.
         """
         called_s = asyncio.get_running_loop().time()
-        async with AsyncExitStack() as turns:
+        turns: list[asyncio.Lock] = []
+        try:
             # Sorted, so that two calls can't wait for each other.
             for queue in sorted(queues):
                 turn = self._turns.get((queue, key)) or asyncio.Lock()
                 self._turns[queue, key] = turn
-                await turns.enter_async_context(turn)
+                await turn.acquire()
+                turns.append(turn)
             yield called_s
+        finally:
+            for turn in turns:
+                turn.release()
 
     async def find(
         self, queue: str, key: bytes, headers: Sequence[Header], called_s: float, *, delayed: bool = False

@@ -3,27 +3,36 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any, Generic, TypeVar, Unpack, overload
+from functools import partial
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
-from marq.client.delivery_time import AT_ONCE, At, Delay, When, expiry, when, whens, with_expiry
+from marq.client.delivery_time import AT_ONCE, At, Delay, Expiry, When, expiry, when, whens, with_expiry
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
-from marq.client.message_checks import Content, Header, Headers, check_queues, encode, with_type
+from marq.client.message_checks import (
+    Content,
+    Header,
+    Headers,
+    check_id,
+    check_ids,
+    check_queues,
+    encode,
+    with_id,
+    with_type,
+)
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.send_targets import Target, target_of
 from marq.producer.batches import Batcher, SendCounts
-from marq.producer.deduplicated_sends import check_id, check_ids, with_id
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
 from marq.producer.ordered_sending import KeyedRoutes
-from marq.producer.producer_parts import MessageOptions, ProducerParts
 from marq.producer.routes import Route, Routes
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
@@ -54,6 +63,51 @@ class SendManyFailed(BrokerUnavailable):
             f"queue {queue!r}: item {index} of {len(self.receipts)} was not confirmed ({cause}); {sent} items were;"
             " send the items without a receipt in .receipts again"
         )
+
+
+class MessageOptions(NamedTuple):
+    """The delivery time, ordering key, deduplication id and expiry of a message."""
+
+    due: When | None
+    key: bytes | None
+    own_id: bytes | None
+    expires: Expiry | None
+
+    @property
+    def place(self) -> bytes | None:
+        """Decides which tracker looks for duplicates; None for a message without an id."""
+        return None if self.own_id is None else self.key or self.own_id
+
+
+class ProducerParts(NamedTuple):
+    """The parts of a started producer."""
+
+    content: Content
+    routes: Routes
+    keyed_routes: KeyedRoutes
+    batches: Batcher
+    delays: Delays
+    delay_control: DelayControl
+
+    async def find(
+        self, queue: str, key: bytes | None, headers: list[Header], called_s: float, *, delayed: bool
+    ) -> tuple[Route, list[Header]]:
+        """Return the route of a message, and its headers, in the turn of a call."""
+        if key is None:
+            return self.routes.known.get(queue) or await self.routes.find(queue), headers
+        return await self.keyed_routes.find(queue, key, headers, called_s, delayed=delayed)
+
+    def post(
+        self, queue: str, route: Route, value: bytes, headers: list[Header], options: MessageOptions
+    ) -> Awaitable[Receipt]:
+        """Accept a message now; await the result for its receipt."""
+        if options.due is not None:
+            return self.delays.post(queue, value, headers, options.due, options.place)
+        return _confirmed(queue, route, *self.batches.post(route, value, headers))
+
+
+async def _confirmed(queue: str, route: Route, partition: int, offset: asyncio.Future[int]) -> Receipt:
+    return Receipt(queue, route.cursor.topic, partition, await offset)
 
 
 class Producer(CodecClient[ProducerParts, V], Generic[V]):
@@ -188,7 +242,14 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         if key is not None:
             if codec is not None:
                 value = encode(codec, queue, value)
-            return await self._send_in_line(running, queue, value, with_type(headers, type), options)
+            pairs = with_id(with_type(headers, type), own_id)
+            async with running.keyed_routes.turn([queue], key) as called_s:
+                delayed = options.due is not None
+                route, pairs = await running.keyed_routes.find(queue, key, pairs, called_s, delayed=delayed)
+                running.content.check(queue, route.key, value, pairs)
+                receipt = running.post(queue, route, value, pairs, options)
+            # The next call may post before this message is confirmed, because batches keep their order.
+            return await receipt
         route = running.routes.known.get(queue) or await running.routes.find(queue)
         pairs = with_type(headers, type) if headers or type is not None else []
         if codec is not None:
@@ -203,21 +264,6 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         partition, future = running.batches.post(route, value, pairs)
         return Receipt(queue, route.cursor.topic, partition, await future)
 
-    async def _send_in_line(
-        self, running: ProducerParts, queue: str, value: Any, headers: list[Header], options: MessageOptions
-    ) -> Receipt:
-        due, key = options.due, options.key or b""
-        headers = with_id(headers, options.own_id)
-        async with running.keyed_routes.turn([queue], key) as called_s:
-            route, pairs = await running.keyed_routes.find(queue, key, headers, called_s, delayed=due is not None)
-            running.content.check(queue, route.key, value, pairs)
-            if due is None:
-                partition, future = running.batches.post(route, value, pairs)
-            else:
-                delayed = running.delays.post(queue, value, pairs, due, options.place)
-        # The next call may post before this message is confirmed, because batches keep their order.
-        return await delayed if due is not None else Receipt(queue, route.cursor.topic, partition, await future)
-
     async def _send_to_each(
         self, queues: Sequence[str], value: Any, headers: list[Header], options: MessageOptions
     ) -> list[Receipt]:
@@ -228,35 +274,20 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         pairs = with_expiry(with_id(headers, own_id), expires, due)
         if self._codec is not None:
             value = encode(self._codec, queues, value)
-
-        async def find(queue: str) -> tuple[Route, list[Header]]:
-            if key is None:
-                return await running.routes.find(queue), pairs
-            return await running.keyed_routes.find(queue, key, pairs, called_s, delayed=due is not None)
-
         async with running.keyed_routes.turn(queues if key is not None else (), key or b"") as called_s:
+            find = partial(running.find, key=key, headers=pairs, called_s=called_s, delayed=due is not None)
             for queue in queues:
                 await find(queue)
             # Again, and now without waiting: the first routes may be outdated by now.
             routes = [await find(queue) for queue in queues]
             for queue, (route, own) in zip(queues, routes, strict=True):
                 running.content.check(queue, route.key, value, own)
-            if due is not None:
-                delayed = [
-                    running.delays.post(queue, value, own, due, options.place)
-                    for queue, (_, own) in zip(queues, routes, strict=True)
-                ]
-            else:
-                posts = [running.batches.post(route, value, own) for route, own in routes]
-        if due is not None:
-            outcomes: list[Any] = await asyncio.gather(*delayed, return_exceptions=True)
-            receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
-        else:
-            outcomes = await asyncio.gather(*[future for _, future in posts], return_exceptions=True)
-            receipts = [
-                None if isinstance(outcome, BaseException) else Receipt(queue, route.cursor.topic, partition, outcome)
-                for queue, (route, _), (partition, _), outcome in zip(queues, routes, posts, outcomes, strict=True)
+            sends = [
+                running.post(queue, route, value, own, options)
+                for queue, (route, own) in zip(queues, routes, strict=True)
             ]
+        outcomes = await asyncio.gather(*sends, return_exceptions=True)
+        receipts = [None if isinstance(outcome, BaseException) else outcome for outcome in outcomes]
         for index, outcome in enumerate(outcomes):
             if isinstance(outcome, BaseException):
                 raise SendManyFailed(queues[index], index, receipts, outcome) from outcome
@@ -316,22 +347,31 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         if codec is not None:
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
-        if deduplication_ids is not None:
-            ids = check_ids(deduplication_ids, len(items))
-            receipts, failure = await running.send_once(
-                queue, items, pairs, dues or [AT_ONCE] * len(ids), key, ids, expires
-            )
-        elif key is not None:
-            receipts, failure = await running.send_line(queue, items, pairs, dues, key)
-        else:
-            route = running.routes.known.get(queue) or await running.routes.find(queue)
-            expiring = pairs if expires is None else with_expiry(pairs, expires, None)
-            running.content.check_many(queue, route.key, items, expiring)
-            if dues and items:
+        ids = None if deduplication_ids is None else check_ids(deduplication_ids, len(items))
+        async with running.keyed_routes.turn([] if key is None else [queue], key or b"") as called_s:
+            delayed = ids is not None or bool(dues)
+            # The others count from when they are due.
+            pairs = pairs if delayed else with_expiry(pairs, expires, None)
+            find = partial(running.find, queue, key, pairs, called_s, delayed=delayed)
+            route, pairs = await find()
+            largest_id = max(ids or (), key=len, default=None)
+            largest = with_expiry(with_id(pairs, largest_id), expires if delayed else None, None)
+            running.content.check_many(queue, route.key, items, largest)
+            if ids is not None:
+                sends = zip(items, ids, dues or [AT_ONCE] * len(ids), strict=True)
+                receipts, failure = await running.delays.send_each(
+                    queue,
+                    [
+                        (item, with_expiry(with_id(pairs, own), expires, due), due, key or own)
+                        for item, own, due in sends
+                    ],
+                )
+            elif dues:
                 receipts, failure = await running.delays.send_many(queue, items, pairs, dues, expires)
             else:
-                pairs = expiring
-                receipts, failure = await running.batches.send_many(queue, route, items, pairs)
+                receipts, failure = await running.batches.send_many(
+                    queue, items, route, pairs, find, in_order=key is not None
+                )
         if failure is not None:
             raise SendManyFailed(queue, receipts.index(None), receipts, failure) from failure
         return receipts  # type: ignore[return-value]

@@ -14,7 +14,6 @@ import os
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from marq.client.codecs import Codec, V, check_codec
@@ -96,9 +95,7 @@ class SyncProducer(Hinted, Generic[V]):
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @overload

@@ -13,6 +13,7 @@ from marq.core.storage.rows import LeaseRow
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader
 from marq.kafka.marker_writer import write_once
+from marq.kafka.records import Row
 from marq.kafka.topics import ensure_topics, incarnations, topic_exists
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
@@ -28,14 +29,6 @@ READ_WAIT_S = 5.0
 MAX_BATCH_BYTES = 131_072
 #: Maximum number of records read to count the waiting messages of a queue.
 MAX_SCANNED = 200_000
-
-
-class Entry(NamedTuple):
-    """One record of the topic."""
-
-    offset: int
-    key: bytes | None
-    value: bytes | None
 
 
 class UnfinishedMessages(NamedTuple):
@@ -78,7 +71,7 @@ class DefinitionLog(Protocol):
 
     async def stop(self) -> None: ...
 
-    async def read(self) -> tuple[Sequence[Entry], int]:
+    async def read(self) -> tuple[Sequence[Row], int]:
         """Return the next records, or none after a while, and the offset to read next.
 
         That offset moves past compacted records, so compare it with the end, not a count. A failed read may be retried.
@@ -126,10 +119,10 @@ class KafkaDefinitionLog:
     async def stop(self) -> None:
         await self._reader.stop()
 
-    async def read(self) -> tuple[Sequence[Entry], int]:
+    async def read(self) -> tuple[Sequence[Row], int]:
         fetched = await self._reader.poll(READ_WAIT_S)
         position = (await self._reader.positions())[self._source]
-        return [Entry(row.offset, row.key, row.value) for row in fetched.get(self._source, ())], position
+        return fetched.get(self._source, ()), position
 
     async def end(self) -> int:
         return (await self._reader.ends([self._source]))[self._source]

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marq.queues.definition_log import DefinitionLog, Entry, definition_log
+from marq.kafka.records import Row
+from marq.queues.definition_log import DefinitionLog, definition_log
 from marq.queues.ordered_changes import check_order
 from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
@@ -36,8 +37,8 @@ MAX_RECENT = 100
 class Overheard(NamedTuple):
     """Records that other clients wrote during a write: for each key, before and after our own record."""
 
-    before: list[Entry]
-    after: list[Entry]
+    before: list[Row]
+    after: list[Row]
 
 
 class DefinitionsFollower:
@@ -59,9 +60,9 @@ class DefinitionsFollower:
         #: Set after each read.
         self._moved: asyncio.Event
         #: The records read since a write began.
-        self._overheard: list[Entry] | None = None
+        self._overheard: list[Row] | None = None
         #: The last records, with the times of the monotonic clock at which they were read.
-        self._recent: deque[tuple[float, Entry]] = deque(maxlen=MAX_RECENT)
+        self._recent: deque[tuple[float, Row]] = deque(maxlen=MAX_RECENT)
 
     async def start(self, *, create_topics: bool) -> None:
         """Read to the end of the log, and keep following it; same errors as :meth:`marq.queues.queues.Queues.start`."""
@@ -117,7 +118,7 @@ class DefinitionsFollower:
             for queue, topic in starting(self.definitions, after)
         }
 
-    def recent(self, key: bytes) -> list[Entry]:
+    def recent(self, key: bytes) -> list[Row]:
         """Return the records of a key that were read in the last seconds."""
         since_s = time.monotonic() - RECENT_S
         return [entry for read_s, entry in self._recent if entry.key == key and read_s >= since_s]
@@ -127,7 +128,7 @@ class DefinitionsFollower:
 
         Only one write may be in progress.
         """
-        self._overheard = overheard = list[Entry]()
+        self._overheard = overheard = list[Row]()
         try:
             offsets = await self._log.write({key: _encoded(document) for key, document in documents.items()})
             last = max(offsets.values())
@@ -213,7 +214,7 @@ class DefinitionsFollower:
             self.synced_s = began_s
         return True
 
-    def _fold(self, definitions: Definitions, entries: Sequence[Entry]) -> bool:
+    def _fold(self, definitions: Definitions, entries: Sequence[Row]) -> bool:
         """Fold the readable records; return whether there was one."""
         errors = [(entry, error) for entry in entries if (error := fold(definitions, entry)) is not None]
         for entry, error in errors:
@@ -255,7 +256,7 @@ class DefinitionsFollower:
                 self._notify()
 
 
-def fold(definitions: Definitions, entry: Entry) -> ConfigError | None:
+def fold(definitions: Definitions, entry: Row) -> ConfigError | None:
     """Fold a record into definitions; return its error."""
     try:
         definitions.fold(entry.key, document_of(entry.value), entry.offset)

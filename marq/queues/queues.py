@@ -10,8 +10,8 @@ from typing import Any, Self, Unpack
 
 from marq.client.lifecycle import Lifecycle
 from marq.kafka.offset_snapshots import check_room
+from marq.kafka.records import Row
 from marq.queues.concurrent_changes import with_changes
-from marq.queues.definition_log import Entry
 from marq.queues.following import DefinitionsFollower, document_of, fold
 from marq.queues.subscription_start import overruled
 from marq.settings.client import ClientOptions, ClientSettings
@@ -25,10 +25,9 @@ from marq.settings.combinations import (
     check_topic,
 )
 from marq.settings.definitions import Definitions, layer_key
-from marq.settings.durations import Duration, duration_ms, plain
+from marq.settings.durations import Duration, duration_ms, pause_end, plain
 from marq.settings.effective_settings import EffectiveSettings
 from marq.settings.hints import refuse
-from marq.settings.pauses import pause_end
 from marq.settings.queue import MAX_SECONDS, check_document
 from marq.settings.queue_options import QueueOptions
 from marq.wire.errors import MarqError
@@ -306,13 +305,13 @@ class Queues(Lifecycle[DefinitionsFollower]):
         return document
 
 
-def _readable(entries: Iterable[Entry]) -> list[Entry]:
+def _readable(entries: Iterable[Row]) -> list[Row]:
     """Return the records that clients do not ignore."""
     return [entry for entry in entries if fold(Definitions(), entry) is None]
 
 
 def _documents(
-    key: bytes, read: Callable[[Definitions], Mapping[str, Any] | None], entries: Iterable[Entry]
+    key: bytes, read: Callable[[Definitions], Mapping[str, Any] | None], entries: Iterable[Row]
 ) -> list[Mapping[str, Any]]:
     """Return the readable documents of one key."""
     definitions = Definitions()

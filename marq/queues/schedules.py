@@ -11,7 +11,7 @@ from marq.client.lifecycle import Client
 from marq.queues.queues import Queues
 from marq.settings.client import ClientOptions
 from marq.settings.cron import check_times
-from marq.settings.definitions import Definitions, layer_key
+from marq.settings.definitions import layer_key
 from marq.settings.hints import refuse
 from marq.settings.schedule_definitions import (
     LAYERS,
@@ -69,11 +69,11 @@ class Schedules(Client):
 
     def list(self) -> list[Schedule]:
         """Return all schedules by name, including disabled ones."""
-        return [schedule for _, schedule in sorted(self._known(self._started().definitions).items())]
+        return [schedule for _, schedule in sorted(self._started().definitions.schedules.current.items())]
 
     def get(self, name: str) -> Schedule | None:
         """Return the schedule of that name, or None."""
-        return self._known(self._started().definitions).get(check_schedule_name(name))
+        return self._started().definitions.schedules.current.get(check_schedule_name(name))
 
     async def define(self, name: str, **settings: Unpack[ScheduleOptions]) -> Schedule:
         """Define a schedule for all clients, durably; replaces earlier changes at run time.
@@ -111,7 +111,7 @@ class Schedules(Client):
             ConfigError: the name is wrong, marq.toml defines it, or the permission to write is missing.
             BrokerUnavailable: it is unknown whether it was done.
         """
-        if self._layer(self._started().definitions, _FILE, name) is not None:
+        if self._started().definitions.schedules.layer(_FILE, name) is not None:
             raise ConfigError(
                 f"schedule {name!r} is defined in marq.toml: remove it there, or disable it with"
                 " change(enabled=False); reset() undoes changes made at run time"
@@ -128,7 +128,7 @@ class Schedules(Client):
         return await self._started().merge(
             f"schedule {name!r}",
             layer_key(_CHANGE, check_schedule_name(name)),
-            lambda definitions: self._layer(definitions, _CHANGE, name),
+            lambda definitions: definitions.schedules.layer(_CHANGE, name),
             lambda former: {},
         )
 
@@ -151,7 +151,7 @@ class Schedules(Client):
         await self._started().merge(
             f"schedule {name!r}",
             layer_key(_CHANGE, name),
-            lambda definitions: self._layer(definitions, _CHANGE, name),
+            lambda definitions: definitions.schedules.layer(_CHANGE, name),
             merged,
         )
         found = self.get(name)
@@ -160,16 +160,8 @@ class Schedules(Client):
 
     def _check(self, name: str, document: Mapping[str, Any]) -> None:
         check_schedule(document, f"schedule {name!r}")
-        file = self._layer(self._started().definitions, _FILE, name) or {}
+        file = self._started().definitions.schedules.layer(_FILE, name) or {}
         check_schedule({**file, **document}, f"schedule {name!r}", whole=True)
         found = schedule_of(name, file, document)
         assert found is not None, "it was checked to be whole"
         check_times(found, time.time())
-
-    @staticmethod
-    def _known(definitions: Definitions) -> Mapping[str, Schedule]:
-        return definitions.schedules.current
-
-    @staticmethod
-    def _layer(definitions: Definitions, layer: str, name: str) -> Mapping[str, Any] | None:
-        return definitions.schedules.layer(layer, name)

@@ -56,7 +56,6 @@ DEFAULTS_KEY = b"defaults"
 _DEFAULTS = DEFAULTS_KEY.decode()
 _PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED = "placement", "purge", "start", "quarantine", "confirmed"
 _SQS, _SQS_TASKS = "sqs", "sqs-tasks"
-_RECORDS = (_PLACEMENT, _PURGE, _START, _QUARANTINE, _CONFIRMED, _SQS, _SQS_TASKS)
 #: A record without a value, from which `marq check` learns the broker's time.
 CHECK_KEY = b"check"
 
@@ -71,32 +70,34 @@ def defaults_key(project: str) -> bytes:
     return layer_key(_DEFAULTS, project) if project else DEFAULTS_KEY
 
 
-def placement_key(queue: str) -> bytes:
-    return layer_key(_PLACEMENT, queue)
-
-
-def purge_key(queue: str) -> bytes:
-    return layer_key(_PURGE, queue)
-
-
-def start_key(queue: str) -> bytes:
-    return layer_key(_START, queue)
-
-
-def sqs_key(queue: str) -> bytes:
-    return layer_key(_SQS, queue)
-
-
-def sqs_tasks_key(queue: str) -> bytes:
-    return layer_key(_SQS_TASKS, queue)
+placement_key = partial(layer_key, _PLACEMENT)
+purge_key = partial(layer_key, _PURGE)
+start_key = partial(layer_key, _START)
+sqs_key = partial(layer_key, _SQS)
+sqs_tasks_key = partial(layer_key, _SQS_TASKS)
+confirmed_key = partial(layer_key, _CONFIRMED)
 
 
 def quarantine_key(quarantine: Quarantine) -> bytes:
     return layer_key(_QUARANTINE, quarantine.place)
 
 
-def confirmed_key(queue: str) -> bytes:
-    return layer_key(_CONFIRMED, queue)
+def _object(document: object) -> Mapping[str, Any]:
+    if not isinstance(document, Mapping):
+        raise ConfigError(f"expected an object, not {document!r}")
+    return document
+
+
+#: The records about one queue that are not layers: how their documents are read.
+_RECORDS: Mapping[str, Callable[[str, object], Any]] = {
+    _PLACEMENT: lambda _, document: Placement.read(document),
+    _PURGE: lambda _, document: SkippedRecords.read(document),
+    _START: lambda _, document: SkippedRecords.read(document),
+    _QUARANTINE: Quarantine.read,
+    _CONFIRMED: lambda _, document: document,
+    _SQS: lambda _, document: _object(document),
+    _SQS_TASKS: lambda _, document: _object(document),
+}
 
 
 class Definitions:
@@ -107,13 +108,13 @@ class Definitions:
         #: The layers of all queues by project; "" has those of queues that no named project defines.
         self._defaults: dict[str, dict[str, Any]] = {}
         #: The project that wrote the record ``defaults``, None if there is no such record.
-        self._defaults_owner: str | None = None
+        self.defaults_owner: str | None = None
         self._layers: dict[str, dict[str, dict[str, Any]]] = {}
         #: The project of each layer that a start has published, by queue, and of each queue.
         self._publishers: dict[str, dict[str, str]] = {}
         self._projects: dict[str, str | None] = {}
-        # Cached, because trackers ask for each message.
-        self._default_settings = QueueSettings()
+        #: The settings of queues without a definition. These are cached, because trackers ask for each message.
+        self.default_settings = QueueSettings()
         self._settings: dict[str, QueueSettings] = {}
         #: The ends of pauses, by queue; None stands for queues without a definition.
         self._pause_ends: dict[str | None, int] = {}
@@ -121,16 +122,10 @@ class Definitions:
         self._by_group: dict[str, list[str]] | None = None
         #: Number of placements read so far, to notice a change.
         self.moves = 0
-        self._placements: dict[str, Placement] = {}
         self._moved: dict[str, int] = {}
-        self._purges: dict[str, SkippedRecords] = {}
-        self._starts: dict[str, SkippedRecords] = {}
-        self._sqs: dict[str, Mapping[str, Any]] = {}
-        self._sqs_tasks: dict[str, Mapping[str, Any]] = {}
-        #: Quarantine requests, by partition and offset.
-        self._quarantines: dict[tuple[int, int], Quarantine] = {}
+        #: The content of the other records, by kind and queue; quarantine requests by partition and offset.
+        self._records: dict[str, dict[Any, Any]] = {kind: {} for kind in _RECORDS}
         self._confirmations = 0
-        self._confirmed: dict[str, int] = {}
         self._changed_at: dict[str, int] = {}
 
     def fold(self, key: bytes | None, document: Mapping[str, Any] | None, offset: int = -1) -> str | None:
@@ -143,9 +138,9 @@ class Definitions:
         self._by_group = None
         if key == DEFAULTS_KEY:
             self._fold_defaults("", document)
-            self._defaults_owner = None if document is None else project_of(document)
-            self._default_settings = queue_settings(self._defaults.get("", {}))
-            self._note_pause(None, self._default_settings)
+            self.defaults_owner = None if document is None else project_of(document)
+            self.default_settings = queue_settings(self._defaults.get("", {}))
+            self._note_pause(None, self.default_settings)
             return None
         layer, queue = _read_key(key)
         if layer == _DEFAULTS:
@@ -182,23 +177,19 @@ class Definitions:
 
     def settings(self, queue: str) -> QueueSettings:
         """Return the settings of a queue."""
-        return self._settings.get(queue, self._default_settings)
+        return self._settings.get(queue, self.default_settings)
 
     __call__ = settings
 
     def after(self, records: Mapping[bytes, Mapping[str, Any] | None]) -> Definitions:
         """Return a copy with further records folded in. Raises ConfigError."""
-        later = Definitions()
+        later = copy.copy(self)
         # Layers are replaced, never changed, so both may share them.
+        for name, value in vars(self).items():
+            if isinstance(value, dict):
+                setattr(later, name, dict(value))
+        later._records = {kind: dict(content) for kind, content in self._records.items()}
         later.schedules = copy.deepcopy(self.schedules)
-        later._defaults, later._default_settings = dict(self._defaults), self._default_settings
-        later._defaults_owner = self._defaults_owner
-        later._publishers, later._projects = dict(self._publishers), dict(self._projects)
-        later._purges, later._starts = dict(self._purges), dict(self._starts)
-        later._quarantines, later._sqs = dict(self._quarantines), dict(self._sqs)
-        later._sqs_tasks = dict(self._sqs_tasks)
-        later._layers, later._settings = dict(self._layers), dict(self._settings)
-        later._pause_ends = dict(self._pause_ends)
         for key, document in records.items():
             later.fold(key, document)
         return later
@@ -217,7 +208,7 @@ class Definitions:
         for queue in ended:
             del self._pause_ends[queue]
             if queue is None:
-                self._default_settings = _resumed(self._default_settings)
+                self.default_settings = _resumed(self.default_settings)
             else:
                 self._settings[queue] = _resumed(self._settings[queue])
         return bool(ended)
@@ -261,14 +252,14 @@ class Definitions:
 
     def placement(self, queue: str) -> Placement:
         """Return the current placement of a queue."""
-        return self._placements.get(queue, EVERYWHERE)
+        return self._records[_PLACEMENT].get(queue) or EVERYWHERE
 
     def placed(self) -> list[str]:
         """Return all queues that have a placement or need one, sorted."""
         settings = {name: self.settings(name) for name in self._layers}
         return sorted(
             {
-                *self._placements,
+                *self._records[_PLACEMENT],
                 *[
                     name
                     for name, queue_settings in settings.items()
@@ -279,44 +270,44 @@ class Definitions:
 
     def purge(self, queue: str) -> SkippedRecords | None:
         """Return the purge of a queue, None if it was never purged."""
-        return self._purges.get(queue)
+        return self._records[_PURGE].get(queue)
 
     def begin(self, queue: str) -> SkippedRecords | None:
         """Return which records of its topic came before a queue, None if all are the queue's."""
-        return self._starts.get(queue)
+        return self._records[_START].get(queue)
 
     def skipped(self, queue: str) -> SkippedRecords | None:
         """Return which records of a queue are not delivered: purged ones, and those from before its start."""
-        purge, begin = self._purges.get(queue), self._starts.get(queue)
+        purge, begin = self.purge(queue), self.begin(queue)
         return begin if purge is None else purge if begin is None else purge.along_with(begin)
 
     def sqs(self, queue: str) -> Mapping[str, Any]:
         """Return the data of a queue that only SQS clients use, as written; empty if there is none."""
-        return self._sqs.get(queue, {})
+        return self._records[_SQS].get(queue) or {}
 
     def sqs_names(self) -> list[str]:
         """Return all queues with data that only SQS clients use, sorted."""
-        return sorted(self._sqs)
+        return sorted(self._records[_SQS])
 
     def sqs_tasks(self, queue: str) -> Mapping[str, Any]:
         """Return the tasks that SQS clients have started on a queue, as they were written; empty if there are none."""
-        return self._sqs_tasks.get(queue, {})
+        return self._records[_SQS_TASKS].get(queue) or {}
 
     def sqs_tasks_names(self) -> list[str]:
         """Return all queues with such tasks, sorted."""
-        return sorted(self._sqs_tasks)
+        return sorted(self._records[_SQS_TASKS])
 
     def confirmed(self, queue: str) -> int:
         """Return a number that changes when a worker confirms a queue's decorated handler, 0 if it was removed."""
-        return self._confirmed.get(queue, 0)
+        return self._records[_CONFIRMED].get(queue) or 0
 
     def quarantines(self) -> list[Quarantine]:
         """Return all quarantine requests, by partition and offset."""
-        return [quarantine for _, quarantine in sorted(self._quarantines.items())]
+        return [quarantine for _, quarantine in sorted(self._records[_QUARANTINE].items())]
 
     def quarantine(self, partition: int, offset: int, value: bytes) -> Quarantine | None:
         """Return the request to quarantine a marker record with this content, or None."""
-        order = self._quarantines.get((partition, offset))
+        order: Quarantine | None = self._records[_QUARANTINE].get((partition, offset))
         return order if order is not None and order.fits(value) else None
 
     def moved(self, queue: str) -> int:
@@ -331,11 +322,6 @@ class Definitions:
         """Return all queues that are defined, sorted."""
         return sorted(self._layers)
 
-    @property
-    def default_settings(self) -> QueueSettings:
-        """The settings of queues without a definition."""
-        return self._default_settings
-
     def defaults(self, project: str = "") -> Mapping[str, Any]:
         """Return the defaults of a project's queues as they were written; "": of queues without a named project."""
         return self._defaults.get(project, {})
@@ -343,11 +329,6 @@ class Definitions:
     def projects_with_defaults(self) -> list[str]:
         """Return the named projects that have defaults, sorted."""
         return sorted(self._defaults.keys() - {""})
-
-    @property
-    def defaults_owner(self) -> str | None:
-        """The project that wrote the defaults of queues without a named project; None if nothing has."""
-        return self._defaults_owner
 
     def publisher(self, layer: str, queue: str) -> str | None:
         """Return the project that published a layer of a queue, "" without a name; None if there is no such layer."""
@@ -385,31 +366,20 @@ class Definitions:
             self._publishers.pop(queue, None)
             self._projects.pop(queue, None)
 
-    def _note(self, layer: str, name: str, document: Mapping[str, Any] | None) -> None:
-        if layer == _CONFIRMED:
-            self._confirmations += 1
-            self._confirmed[name] = 0 if document is None else self._confirmations
-            return
-        notes: Any
-        read: Callable[[object], Any]
-        key: Any = name
-        if layer == _PLACEMENT:
-            notes, read = self._placements, Placement.read
-        elif layer == _PURGE:
-            notes, read = self._purges, SkippedRecords.read
-        elif layer == _SQS:
-            notes, read = self._sqs, _document
-        elif layer == _SQS_TASKS:
-            notes, read = self._sqs_tasks, _document
-        elif layer == _START:
-            notes, read = self._starts, partial(_first_start, self._starts.get(name))
-        else:
-            notes, key, read = self._quarantines, read_place(name), partial(Quarantine.read, name)
+    def _note(self, kind: str, name: str, document: Mapping[str, Any] | None) -> None:
+        records, key = self._records[kind], read_place(name) if kind == _QUARANTINE else name
         if document is None:
-            notes.pop(key, None)
+            records.pop(key, None)
         else:
-            notes[key] = read(document)
-        if layer == _PLACEMENT:
+            content = _RECORDS[kind](name, document)
+            if kind == _CONFIRMED:
+                self._confirmations += 1
+                content = self._confirmations
+            elif kind == _START and key in records:
+                # Of two writers that define the queue at the same time, the first decides.
+                content = content.decided_by(records[key])
+            records[key] = content
+        if kind == _PLACEMENT:
             self.moves += 1
             self._moved[name] = self.moves
 
@@ -426,18 +396,6 @@ class Definitions:
             self._pause_ends.pop(queue, None)
         else:
             self._pause_ends[queue] = settings.paused_until_ms
-
-
-def _first_start(former: SkippedRecords | None, document: object) -> SkippedRecords:
-    """Return the start of a queue in its topics: of two writers that define it at the same time, the first decides."""
-    start = SkippedRecords.read(document)
-    return start if former is None else start.decided_by(former)
-
-
-def _document(document: object) -> Mapping[str, Any]:
-    if not isinstance(document, Mapping):
-        raise ConfigError(f"expected an object, not {document!r}")
-    return document
 
 
 def _resumed(settings: QueueSettings) -> QueueSettings:

@@ -10,13 +10,12 @@ import builtins
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from marq.settings.backoff import Backoff
-from marq.settings.breaker_thresholds import Breaker
+from marq.settings.durations import pause_end, pause_end_ms
 from marq.settings.hints import OURS
 from marq.settings.limits import Limits, Rate, check_key
-from marq.settings.pauses import pause_end, pause_end_ms
 from marq.wire.errors import ConfigError
 from marq.wire.names import check_group_name, check_topic_name, closest_name
 
@@ -63,6 +62,18 @@ CONTINUE, BLOCK = "continue", "block"
 ORDERING_KEY = "ordering"
 #: Values of ``expired``: what becomes of an expired message.
 DROP, DEAD_LETTER = "drop", "dead-letter"
+
+
+@dataclass(frozen=True, slots=True)
+class Breaker:
+    """A circuit breaker: it opens when a share ``failure_rate`` of the last ``window`` outcomes are failures.
+
+    After ``reset_timeout_ms`` one message passes, whose outcome closes the breaker or starts another pause.
+    """
+
+    failure_rate: float = 0.5
+    window: int = 20
+    reset_timeout_ms: int = 30_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +152,8 @@ class QueueSettings:
         return None if self.paused_until_ms is None else pause_end(self.paused_until_ms / 1000)
 
 
-Check = Callable[[str, object], None]
+#: Raises ConfigError for a wrong value; its text begins with the name of the key.
+Check = Callable[[str, object], object]
 
 
 def check_document(document: object, place: str) -> dict[str, Any]:
@@ -160,106 +172,77 @@ def check_defaults(document: object, place: str) -> dict[str, Any]:
 
 def queue_settings(*documents: Mapping[str, Any]) -> QueueSettings:
     """Return the settings of checked documents: for each key the last value, or the built-in default."""
-    values: dict[str, Any] = {}
-    for document in documents:
-        values.update(document)
-    if "lease" in values:
-        values["lease_ms"] = max(_ms(values.pop("lease")), 1)
-    if "max_lease" in values:
-        values["max_lease_ms"] = max(_ms(values.pop("max_lease")), 1)
-    else:
-        values["max_lease_ms"] = max(MAX_LEASE_MS, values.get("lease_ms", 0))
-    if "delay" in values:
-        values["delay_ms"] = _ms(values.pop("delay"))
-    if "deduplication_window" in values:
-        values["deduplication_window_ms"] = max(_ms(values.pop("deduplication_window")), 1)
-    if "shutdown_timeout" in values:
-        values["shutdown_timeout_ms"] = _ms(values.pop("shutdown_timeout"))
-    if "expires_after" in values:
-        expires_after = values.pop("expires_after")
-        values["expires_after_ms"] = None if expires_after is False else max(_ms(expires_after), 1)
+    said = {key: value for document in documents for key, value in document.items()}
+    values = _read(said, SETTINGS)
+    values.setdefault("max_lease_ms", max(MAX_LEASE_MS, values.get("lease_ms", 0)))
     if values.get("delivery") == AT_MOST_ONCE:
         # With the marker first, a crash between ACQUIRE and commit duplicates messages.
         values["transactional"] = True
-    if values.get("max_attempts") == UNLIMITED:
-        values["max_attempts"] = UNLIMITED_ATTEMPTS
-    if "backoff" in values:
-        values["backoff"] = _backoff(values["backoff"])
-    if "errors" in values:
-        values["errors"] = {name: None if _rejects(said) else _backoff(said) for name, said in values["errors"].items()}
-    if "breaker" in values:
-        values["breaker"] = _breaker(values["breaker"])
-    if "limits" in values:
-        values["limits"] = None if values["limits"] is False else Limits.read(values["limits"])
-    if values.get("priority") is False:
-        values["priority"] = None
-    if values.get("partitions") == ALL:
-        values["partitions"] = None
-    if isinstance(values.get("paused"), str):
-        values["paused_until_ms"], values["paused"] = pause_end_ms(values["paused"]), True
+    if isinstance(paused := values.get("paused"), str):
+        values["paused_until_ms"], values["paused"] = pause_end_ms(paused), True
     return QueueSettings(**values)
 
 
 def settings_document(settings: QueueSettings) -> dict[str, Any]:
     """Return all settings with the keys and units of a document."""
-    return {
-        "lease": _seconds(settings.lease_ms),
-        "max_lease": _seconds(settings.max_lease_ms),
-        "max_attempts": UNLIMITED if settings.max_attempts == UNLIMITED_ATTEMPTS else settings.max_attempts,
-        "backoff": _backoff_document(settings.backoff),
-        "dead_letter": settings.dead_letter,
-        "group": settings.group,
-        "topic": settings.topic,
-        "handler": settings.handler,
-        "concurrency": settings.concurrency,
-        "delay": _seconds(settings.delay_ms),
-        "delivery": settings.delivery,
-        "transactional": settings.transactional,
-        "errors": {name: REJECT if said is None else _backoff_document(said) for name, said in settings.errors.items()},
-        "breaker": False if settings.breaker is None else _breaker_document(settings.breaker),
-        "partitions": ALL if settings.partitions is None else settings.partitions,
-        "paused": settings.paused_until or settings.paused,
-        "ordering": settings.ordering,
-        "on_dead_letter": settings.on_dead_letter,
-        "start": settings.start,
-        "deduplication_window": _seconds(settings.deduplication_window_ms),
-        "shutdown_timeout": None if settings.shutdown_timeout_ms is None else _seconds(settings.shutdown_timeout_ms),
-        "tracebacks": settings.tracebacks,
-        "key": settings.key,
-        "limits": False if settings.limits is None else settings.limits.document(),
-        "fair": settings.fair,
-        "priority": False if settings.priority is None else settings.priority,
-        "expires_after": False if settings.expires_after_ms is None else _seconds(settings.expires_after_ms),
-        "expired": settings.expired,
-    }
+    return {**_write(settings, SETTINGS), "paused": settings.paused_until or settings.paused}
 
 
-def _backoff_document(backoff: Backoff) -> dict[str, Any]:
-    if backoff.delays_ms:
-        return {"delays": [_seconds(delay_ms) for delay_ms in backoff.delays_ms], "jitter": backoff.jitter}
-    return {
-        "base": _seconds(backoff.base_ms),
-        "factor": backoff.factor,
-        "max": _seconds(backoff.max_ms),
-        "jitter": backoff.jitter,
-    }
+# --- values -----------------------------------------------------------------------------------------------------------
 
 
-def _breaker_document(breaker: Breaker) -> dict[str, Any]:
-    return {
-        "failure_rate": breaker.failure_rate,
-        "window": breaker.window,
-        "reset_timeout": _seconds(breaker.reset_timeout_ms),
-    }
+class Setting(NamedTuple):
+    """A key of a document: what its value must be, and how it is converted to the value of a field, and back.
+
+    The field has the name of the key, and ``unit`` after it.
+    """
+
+    check: Check
+    read: Callable[[Any], Any] = lambda value: value
+    write: Callable[[Any], Any] = lambda value: value
+    unit: str = ""
 
 
-def _breaker(said: Any) -> Breaker | None:
-    if said is False:
-        return None
-    values = dict(said)
-    if "reset_timeout" in values:
-        values["reset_timeout_ms"] = max(_ms(values.pop("reset_timeout")), 1)
-    return Breaker(**values)
+def _read(document: Mapping[str, Any], settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the fields of a checked document."""
+    return {f"{key}{settings[key].unit}": settings[key].read(value) for key, value in document.items()}
+
+
+def _write(fields: object, settings: Mapping[str, Setting]) -> dict[str, Any]:
+    """Return the document of an object with these fields."""
+    return {key: setting.write(getattr(fields, f"{key}{setting.unit}")) for key, setting in settings.items()}
+
+
+def _checks(settings: Mapping[str, Setting]) -> dict[str, Check]:
+    return {key: setting.check for key, setting in settings.items()}
+
+
+def _none_is(word: object, setting: Setting) -> Setting:
+    """Return a setting in whose documents ``word`` stands for None."""
+    return setting._replace(
+        read=lambda value: None if value == word else setting.read(value),
+        write=lambda value: word if value is None else setting.write(value),
+    )
+
+
+def _duration(most: float, *, above: bool = False, or_false: bool = False) -> Setting:
+    """Return the setting of a number of seconds; ``above``: 0 is not allowed, and less than a millisecond is one."""
+    check = _number(0, most, unit=" of seconds", above=above, or_false=or_false)
+    setting = Setting(check, lambda seconds: max(_ms(seconds), int(above)), _seconds, "_ms")
+    return _none_is(False, setting) if or_false else setting
+
+
+def _table_or_false(
+    example: str, checks: Mapping[str, Check], read: Callable[[Any], object], write: Callable[[Any], dict[str, Any]]
+) -> Setting:
+    def check(name: str, value: object) -> None:
+        if value is False:
+            return
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: expected false or a table like {example}, not {value!r}")
+        check_table(name, value, checks, separator=".")
+
+    return _none_is(False, Setting(check, read, write))
 
 
 def _rejects(said: object) -> bool:
@@ -267,15 +250,14 @@ def _rejects(said: object) -> bool:
 
 
 def _backoff(said: Any) -> Backoff:
-    values = dict(said) if isinstance(said, Mapping) else {"delays": said}
-    if "delays" in values:
-        # A list is exact unless jitter is asked for.
-        delays_ms = tuple(_ms(delay) for delay in values["delays"])
-        return Backoff(jitter=values.get("jitter", False), delays_ms=delays_ms)
-    for key in ("base", "max"):
-        if key in values:
-            values[f"{key}_ms"] = _ms(values.pop(key))
-    return Backoff(**values)
+    values = _read(said if isinstance(said, Mapping) else {"delays": said}, _BACKOFF)
+    # A list is exact unless jitter is asked for.
+    return Backoff(**({"jitter": False, **values} if "delays_ms" in values else values))
+
+
+def _backoff_document(backoff: Backoff) -> dict[str, Any]:
+    keys = ("delays", "jitter") if backoff.delays_ms else ("base", "factor", "max", "jitter")
+    return _write(backoff, {key: _BACKOFF[key] for key in keys})
 
 
 def _ms(seconds: float) -> int:
@@ -286,59 +268,58 @@ def _seconds(ms: int) -> float:
     return ms // 1000 if ms % 1000 == 0 else ms / 1000
 
 
-def _number(least: float, most: float, *, unit: str = "", above: bool = False) -> Check:
-    limits = f"above {least:g}, to {most}" if above else f"from {least:g} to {most}"
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def expects(what: str, fits: Callable[[Any], object]) -> Check:
+    """Return the check that a value fits; an error says ``what`` was expected."""
 
     def check(name: str, value: object) -> None:
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not least <= value <= most or (above and value == least):  # type: ignore[operator]
-            raise ConfigError(f"{name}: expected a number{unit} {limits}, not {value!r}")
+        if not fits(value):
+            raise ConfigError(f"{name}: expected {what}, not {value!r}")
 
     return check
 
 
-def _seconds_or_false(name: str, value: object) -> None:
-    try:
-        if value is not False:
-            _number(0, MAX_SECONDS, above=True)(name, value)
-    except ConfigError:
-        raise ConfigError(
-            f"{name}: expected a number of seconds above 0, to {MAX_SECONDS}, or false, not {value!r}"
-        ) from None
+def _is_count(value: object, most: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
+
+
+def _number(least: float, most: float, *, unit: str = "", above: bool = False, or_false: bool = False) -> Check:
+    limits = f"above {least:g}, to {most}" if above else f"from {least:g} to {most}"
+
+    def fits(value: Any) -> bool:
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return (number and least <= value <= most and not (above and value == least)) or (or_false and value is False)
+
+    return expects(f"a number{unit} {limits}{', or false' if or_false else ''}", fits)
 
 
 def _count(most: int) -> Check:
-    def check(name: str, value: object) -> None:
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-            raise ConfigError(f"{name}: expected a whole number from 1 to {most}, not {value!r}")
-
-    return check
+    return expects(f"a whole number from 1 to {most}", lambda value: _is_count(value, most))
 
 
 def _count_or(most: int, other: str | bool, noun: str = "whole number") -> Check:
     words = "false" if other is False else f'"{other}"'
-
-    def check(name: str, value: object) -> None:
-        try:
-            # 0 equals False.
-            if value != other or isinstance(value, bool) is not isinstance(other, bool):
-                _count(most)(name, value)
-        except ConfigError:
-            raise ConfigError(f"{name}: expected a {noun} from 1 to {most}, or {words}, not {value!r}") from None
-
-    return check
+    return expects(
+        f"a {noun} from 1 to {most}, or {words}",
+        # 0 equals False.
+        lambda value: _is_count(value, most) or (value == other and isinstance(value, bool) is isinstance(other, bool)),
+    )
 
 
-def switch(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}: expected true or false, not {value!r}")
+def _either(one: str, other: str) -> Check:
+    return expects(f"{one!r} or {other!r}", lambda value: value in (one, other))
+
+
+switch = expects("true or false", lambda value: isinstance(value, bool))
 
 
 def _delays(name: str, value: object) -> None:
     if not isinstance(value, list | tuple) or not 1 <= len(value) <= MAX_DELAYS:
         raise ConfigError(f"{name}: expected a list of 1 to {MAX_DELAYS} numbers of seconds, not {value!r}")
     for place, delay in enumerate(value):
-        _SECONDS(f"{name}[{place}]", delay)
+        _SECONDS.check(f"{name}[{place}]", delay)
 
 
 def _backoff_said(name: str, value: object) -> None:
@@ -350,7 +331,7 @@ def _backoff_said(name: str, value: object) -> None:
             f"{name}: expected a table like {{ base = 1, factor = 2, max = 600 }}, or a list of seconds like"
             f" [1, 5, 60], not {value!r}"
         )
-    check_table(name, value, _BACKOFF, separator=".")
+    check_table(name, value, _checks(_BACKOFF), separator=".")
     others = sorted(value.keys() - {"delays", "jitter"})
     if "delays" in value and others:
         raise ConfigError(f"{name}: delays and {', '.join(others)}: use either a list of delays or a computed backoff")
@@ -374,39 +355,6 @@ def _check_error_name(name: str, error: object) -> None:
         found = getattr(builtins, error, None)
         if not isinstance(found, type) or not issubclass(found, Exception):
             raise ConfigError(f"{name}: {error} is not a built-in exception; write module.{error}")
-
-
-def _table_or_false(example: str, checks: Mapping[str, Check]) -> Check:
-    def check(name: str, value: object) -> None:
-        if value is False:
-            return
-        if not isinstance(value, Mapping):
-            raise ConfigError(f"{name}: expected false or a table like {example}, not {value!r}")
-        check_table(name, value, checks, separator=".")
-
-    return check
-
-
-def _key_limits_said(name: str, value: object) -> None:
-    check_table(name, value, _KEY_LIMITS, separator=".")
-
-
-def _paused(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        named(pause_end_ms)(name, value)
-
-
-def _either(one: str, other: str) -> Check:
-    def check(name: str, value: object) -> None:
-        if value not in (one, other):
-            raise ConfigError(f"{name}: expected {one!r} or {other!r}, not {value!r}")
-
-    return check
-
-
-def _handler(name: str, value: object) -> None:
-    if not isinstance(value, str) or not re.fullmatch(r"\w[\w.]*:\w[\w.]*", value):
-        raise ConfigError(f"{name}: expected 'module:function', not {value!r}")
 
 
 def named(rule: Callable[[object], object]) -> Check:
@@ -436,49 +384,72 @@ def check_table(place: str, table: object, checks: Mapping[str, Check], separato
     return dict(table)
 
 
-_SECONDS = _number(0, MAX_SECONDS, unit=" of seconds")
-_BACKOFF: Mapping[str, Check] = {
+_SECONDS = _duration(MAX_SECONDS)
+_BACKOFF: Mapping[str, Setting] = {
     "base": _SECONDS,
-    "factor": _number(1, MAX_FACTOR),
+    "factor": Setting(_number(1, MAX_FACTOR)),
     "max": _SECONDS,
-    "jitter": switch,
-    "delays": _delays,
+    "jitter": Setting(switch),
+    "delays": Setting(
+        _delays, lambda delays: tuple(map(_ms, delays)), lambda delays: list(map(_seconds, delays)), "_ms"
+    ),
 }
-_BREAKER: Mapping[str, Check] = {
-    "failure_rate": _number(0, 1, above=True),
-    "window": _count(MAX_WINDOW),
-    "reset_timeout": _number(0, MAX_SECONDS, unit=" of seconds", above=True),
+_BREAKER: Mapping[str, Setting] = {
+    "failure_rate": Setting(_number(0, 1, above=True)),
+    "window": Setting(_count(MAX_WINDOW)),
+    "reset_timeout": _duration(MAX_SECONDS, above=True),
 }
 _KEY_LIMITS: Mapping[str, Check] = {"concurrency": _count(MAX_CONCURRENCY), "rate": named(Rate.parse)}
-_LIMITS: Mapping[str, Check] = {**_KEY_LIMITS, "per_key": _key_limits_said}
-#: Every key of a document, with what its value must be.
-CHECKS: Mapping[str, Check] = {
-    "lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
-    "max_lease": _number(0, MAX_LEASE_SECONDS, unit=" of seconds", above=True),
-    "max_attempts": _count_or(MAX_ATTEMPTS, UNLIMITED),
-    "backoff": _backoff_said,
-    "dead_letter": switch,
-    "group": named(check_group_name),
-    "topic": named(check_topic_name),
-    "handler": _handler,
-    "concurrency": _count(MAX_CONCURRENCY),
-    "delay": _SECONDS,
-    "delivery": _either(AT_LEAST_ONCE, AT_MOST_ONCE),
-    "transactional": switch,
-    "errors": _errors,
-    "breaker": _table_or_false("{ failure_rate = 0.5, reset_timeout = 30 }", _BREAKER),
-    "partitions": _count_or(MAX_SPREAD, ALL, "number of partitions"),
-    "paused": _paused,
-    "ordering": _either(UNORDERED, ORDERED_BY_KEY),
-    "on_dead_letter": _either(CONTINUE, BLOCK),
-    "start": _either(EARLIEST, LATEST),
-    "deduplication_window": _number(0, MAX_DEDUPLICATION_SECONDS, unit=" of seconds", above=True),
-    "shutdown_timeout": _number(0, MAX_SHUTDOWN_SECONDS, unit=" of seconds"),
-    "tracebacks": switch,
-    "key": named(check_key),
-    "limits": _table_or_false('{ concurrency = 50, rate = "200/s", per_key = { concurrency = 2 } }', _LIMITS),
-    "fair": switch,
-    "priority": _count_or(MAX_PRIORITY, False),
-    "expires_after": _seconds_or_false,
-    "expired": _either(DROP, DEAD_LETTER),
+_LIMITS: Mapping[str, Check] = {
+    **_KEY_LIMITS,
+    "per_key": lambda name, value: check_table(name, value, _KEY_LIMITS, separator="."),
 }
+#: Every key of a document.
+SETTINGS: Mapping[str, Setting] = {
+    "lease": _duration(MAX_LEASE_SECONDS, above=True),
+    "max_lease": _duration(MAX_LEASE_SECONDS, above=True),
+    "max_attempts": Setting(
+        _count_or(MAX_ATTEMPTS, UNLIMITED),
+        lambda said: UNLIMITED_ATTEMPTS if said == UNLIMITED else said,
+        lambda attempts: UNLIMITED if attempts == UNLIMITED_ATTEMPTS else attempts,
+    ),
+    "backoff": Setting(_backoff_said, _backoff, _backoff_document),
+    "dead_letter": Setting(switch),
+    "group": Setting(named(check_group_name)),
+    "topic": Setting(named(check_topic_name)),
+    "handler": Setting(
+        expects("'module:function'", lambda said: isinstance(said, str) and re.fullmatch(r"\w[\w.]*:\w[\w.]*", said))
+    ),
+    "concurrency": Setting(_count(MAX_CONCURRENCY)),
+    "delay": _SECONDS,
+    "delivery": Setting(_either(AT_LEAST_ONCE, AT_MOST_ONCE)),
+    "transactional": Setting(switch),
+    "errors": Setting(
+        _errors,
+        lambda said: {name: None if _rejects(backoff) else _backoff(backoff) for name, backoff in said.items()},
+        lambda errors: {name: _backoff_document(backoff) if backoff else REJECT for name, backoff in errors.items()},
+    ),
+    "breaker": _table_or_false(
+        "{ failure_rate = 0.5, reset_timeout = 30 }",
+        _checks(_BREAKER),
+        lambda said: Breaker(**_read(said, _BREAKER)),
+        lambda breaker: _write(breaker, _BREAKER),
+    ),
+    "partitions": _none_is(ALL, Setting(_count_or(MAX_SPREAD, ALL, "number of partitions"))),
+    "paused": Setting(named(lambda said: isinstance(said, bool) or pause_end_ms(said))),
+    "ordering": Setting(_either(UNORDERED, ORDERED_BY_KEY)),
+    "on_dead_letter": Setting(_either(CONTINUE, BLOCK)),
+    "start": Setting(_either(EARLIEST, LATEST)),
+    "deduplication_window": _duration(MAX_DEDUPLICATION_SECONDS, above=True),
+    "shutdown_timeout": _none_is(None, _duration(MAX_SHUTDOWN_SECONDS)),
+    "tracebacks": Setting(switch),
+    "key": Setting(named(check_key)),
+    "limits": _table_or_false(
+        '{ concurrency = 50, rate = "200/s", per_key = { concurrency = 2 } }', _LIMITS, Limits.read, Limits.document
+    ),
+    "fair": Setting(switch),
+    "priority": _none_is(False, Setting(_count_or(MAX_PRIORITY, False))),
+    "expires_after": _duration(MAX_SECONDS, above=True, or_false=True),
+    "expired": Setting(_either(DROP, DEAD_LETTER)),
+}
+CHECKS: Mapping[str, Check] = _checks(SETTINGS)

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from marq.settings.queue import Check, check_table, named, switch
+from marq.settings.queue import Check, check_table, expects, named, switch
 from marq.wire.errors import ConfigError
 from marq.wire.markers import Headers, Source
 from marq.wire.names import (
@@ -194,22 +194,15 @@ def check_schedule(document: object, place: str, *, whole: bool = False) -> dict
     return checked
 
 
-def _cron(value: object) -> None:
-    if isinstance(value, str) and value in CRON_NAMES:
-        return
-    if isinstance(value, str) and len(value) <= MAX_CRON:
-        fields = value.split()
-        if len(fields) in (5, 6) and all(_FIELD.fullmatch(field) for field in fields):
-            return
-    raise ConfigError(
-        "expected a cron expression of five fields (minute, hour, day of the month, month, day of the week), as in"
-        f" '0 9 * * MON-FRI', or of six with the seconds before them, or one of {', '.join(CRON_NAMES)}, not {value!r}"
-    )
+def _is_cron(value: object) -> bool:
+    if not isinstance(value, str) or len(value) > MAX_CRON:
+        return False
+    fields = value.split()
+    return value in CRON_NAMES or (len(fields) in (5, 6) and all(_FIELD.fullmatch(field) for field in fields))
 
 
-def _zone(value: object) -> None:
-    if not isinstance(value, str) or len(value) > MAX_NAME or not _ZONE.fullmatch(value):
-        raise ConfigError(f"expected the name of a time zone, as in 'Europe/Berlin', not {value!r}")
+def _is_zone(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_NAME and _ZONE.fullmatch(value) is not None
 
 
 def _text_of(value: object) -> str:
@@ -245,10 +238,14 @@ def _headers(value: object) -> None:
 #: Every key of a document, with what its value must be.
 CHECKS: Mapping[str, Check] = {
     "queue": named(check_queue_name),
-    "cron": named(_cron),
+    "cron": expects(
+        "a cron expression of five fields (minute, hour, day of the month, month, day of the week), as in"
+        f" '0 9 * * MON-FRI', or of six with the seconds before them, or one of {', '.join(CRON_NAMES)}",
+        _is_cron,
+    ),
     "value": named(_value),
     "headers": named(_headers),
-    "timezone": named(_zone),
+    "timezone": expects("the name of a time zone, as in 'Europe/Berlin'", _is_zone),
     "enabled": switch,
     "catch_up": switch,
     "type": named(check_type_name),

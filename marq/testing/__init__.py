@@ -6,7 +6,7 @@ from marq.client.exports import loader
 
 if TYPE_CHECKING:
     from marq.testing.broker import Broker
-    from marq.testing.clients_left_running import ClientLeftRunning
+    from marq.testing.memory import ClientLeftRunning
     from marq.testing.time_passing import Unfinished
     from marq.testing.views import DeadLetter, SeenMessage
 
@@ -20,7 +20,7 @@ __all__ = [
 
 _HOMES = {
     "Broker": "marq.testing.broker",
-    "ClientLeftRunning": "marq.testing.clients_left_running",
+    "ClientLeftRunning": "marq.testing.memory",
     "DeadLetter": "marq.testing.views",
     "SeenMessage": "marq.testing.views",
     "Unfinished": "marq.testing.time_passing",

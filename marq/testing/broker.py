@@ -3,33 +3,34 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime
-from types import TracebackType
+from functools import partial
 from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
+from marq.client.dead_letter import time_of
 from marq.client.message_checks import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.core.storage.rows import HELD, State
+from marq.dead_letters.log import Stored
 from marq.handlers.lifespan import Lifespan, is_lifespan
+from marq.kafka.records import Row
 from marq.producer.producer import Producer
 from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
 from marq.settings.client import ClientSettings
-from marq.settings.combinations import check_combinations, check_lease, check_ordering, check_start, check_topic
+from marq.settings.combinations import check_combinations, check_queue, check_topic
 from marq.settings.definitions import DEFAULTS_KEY, layer_key
 from marq.settings.durations import Duration, duration_ms, plain
 from marq.settings.queue import check_defaults, check_document
 from marq.settings.queue_options import QueueOptions
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name
-from marq.testing.clients_left_running import warn_of_running
 from marq.testing.memory import Memory, forget_memory, memory_at
 from marq.testing.namespace import Namespace, encoded
-from marq.testing.topics import LogRecord
-from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen, wall
+from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen
 from marq.testing.worker import Handled, MemoryWorker
 from marq.wire.dead_letter_notes import is_note
 from marq.wire.errors import ConfigError
@@ -95,23 +96,21 @@ class Broker:
     @property
     def now(self) -> datetime:
         """The virtual time (UTC)."""
-        return wall(self._memory.clock.wall_ms)
+        return time_of(self._memory.clock.wall_ms)
 
     async def __aenter__(self) -> Self:
         self._memory.enter()
         await self.queues.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.queues.stop()
         self.close()
 
     def close(self) -> None:
         """Free the address; warn about clients that were left running."""
         forget_memory(self._memory)
-        warn_of_running(self._memory)
+        self._memory.warn_of_running()
 
     # --- clients and settings -----------------------------------------------------------------------------------------
 
@@ -136,12 +135,10 @@ class Broker:
         document = check_document({name: plain(value) for name, value in settings.items()}, f"queue {queue!r}")
         key = layer_key("file", queue)
         after = self._namespace.definitions.after({key: document})
-        check_lease(after, queue)
-        check_ordering(after, queue)
-        check_start(after, queue)
+        check_queue(after, queue)
         check_topic(after, queue, self._namespace.names)
         for changed, setting in order_changes(self._namespace.definitions, after):
-            if messages := self._memory.messages_of(self._namespace, changed):
+            if messages := self._namespace.messages_of(changed):
                 raise ConfigError(refusal(changed, setting, messages))
         self._namespace.define(key, encoded(document))
 
@@ -213,7 +210,9 @@ class Broker:
             Unfinished: messages are left, for example because they have no consumer; the text names them.
         """
         names = [check_queue_name(queue) for queue in queues]
-        await self._until(lambda: self._left(names or self._queues(), later=later), limit, later=later)
+        await self._until(
+            lambda: self._left(names or sorted(self._namespace.known_queues()), later=later), limit, later=later
+        )
 
     async def _until(self, left: Callable[[], str], limit: float, *, later: bool) -> None:
         self._memory.enter()
@@ -267,7 +266,7 @@ class Broker:
         texts = []
         for queue in queues:
             counts = {
-                "waiting": sum(1 for _ in self._waiting(queue)),
+                "waiting": sum(1 for _ in self._namespace.waiting(queue)),
                 "in flight": len(self.in_flight(queue)),
                 # A schedule always has a delayed message.
                 "delayed": sum(not is_scheduled(message.id) for message in self.delayed(queue)) if later else 0,
@@ -284,22 +283,20 @@ class Broker:
 
         Messages sent with a time or a deduplication id come last; duplicates and cancelled ones are included.
         """
-        check, names = check_codec(codec), self._namespace.names
+        namespace, view = self._namespace, self._view(queue, codec)
         records = [
             message
-            for source in self._memory.sources(self._namespace, queue)
-            for record in self._memory.records(self._namespace, queue, source)
-            if (message := seen(names, queue, source, record, check)).id == record_id(source.log, record.offset)
+            for source in namespace.sources(queue)
+            for record in namespace.records(queue, source)
+            if (message := view(source, record)).id == record_id(source.log, record.offset)
         ]
-        markers = self._namespace.sent_as_markers(queue)
-        return records + [
-            seen(names, queue, source, _record(offset, payload), check) for source, offset, payload in markers
-        ]
+        markers = namespace.sent_as_markers(queue)
+        return records + [view(source, _record(offset, payload)) for source, offset, payload in markers]
 
     def messages(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the waiting messages."""
-        check, names = check_codec(codec), self._namespace.names
-        return [seen(names, queue, source, record, check) for source, record in self._waiting(queue)]
+        view = self._view(queue, codec)
+        return [view(source, record) for source, record in self._namespace.waiting(queue)]
 
     def in_flight(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the messages in flight."""
@@ -311,9 +308,9 @@ class Broker:
 
     def acked(self, queue: str, *, codec: Codec | None = None) -> list[SeenMessage]:
         """Return the acked messages, in the order of their acks."""
-        names = self._namespace.names
+        view = self._view(queue, codec)
         return [
-            seen(names, queue, ack.source, _record(ack.offset, ack.payload), check_codec(codec), ack.payload.attempt)
+            view(ack.source, _record(ack.offset, ack.payload), ack.payload.attempt)
             for ack in self._namespace.acked
             if ack.queue == queue
         ]
@@ -322,7 +319,7 @@ class Broker:
         """Return the dead letters of a queue, or of all, oldest first, except redriven and deleted ones."""
         topic, settled = self._namespace.dead_letters, self._namespace.settled()
         letters = [
-            dead_letter(Source(topic.name, partition), record, check_codec(codec))
+            dead_letter(topic.name, Stored(partition, *record), check_codec(codec))
             for partition, log in enumerate(topic.logs)
             for record in log
             if not is_note(record) and (partition, record.offset) not in settled
@@ -339,22 +336,16 @@ class Broker:
         return self._memory.namespace(self._settings)
 
     def _open(self, queue: str, fits: Callable[[State], bool], codec: Codec | None) -> list[SeenMessage]:
-        names = self._namespace.names
+        view = self._view(queue, codec)
         return [
-            seen(names, queue, source, _record(offset, payload), check_codec(codec), lease.attempt)
+            view(source, _record(offset, payload), lease.attempt)
             for source, offset, lease, payload in self._namespace.open_messages(queue)
             if fits(lease.state)
         ]
 
-    def _waiting(self, queue: str) -> Iterator[tuple[Source, LogRecord]]:
-        return self._memory.waiting(self._namespace, queue)
-
-    def _queues(self) -> list[str]:
-        namespace = self._namespace
-        keys = {record.key for log in namespace.messages.logs for record in log if record.key}
-        sent = {key.decode("utf-8", "replace") for key in keys}
-        opened = {lease.queue for owner in namespace.owners for _, _, lease, _ in owner.open_messages()}
-        return sorted(sent | opened | set(namespace.definitions.names()))
+    def _view(self, queue: str, codec: Codec | None) -> Callable[..., SeenMessage]:
+        """Return what makes a message of a source and a record."""
+        return partial(seen, self._namespace.names, queue, check_codec(codec))
 
 
 def _module_names(settings: Mapping[str, Any]) -> list[str]:
@@ -366,5 +357,5 @@ def _module_names(settings: Mapping[str, Any]) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def _record(offset: int, payload: Payload) -> LogRecord:
-    return LogRecord(offset, payload.timestamp_ms, payload.key, payload.value, payload.headers)
+def _record(offset: int, payload: Payload) -> Row:
+    return Row(offset, payload.timestamp_ms, payload.key, payload.value, payload.headers)

@@ -13,17 +13,18 @@ from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import Assignee, Reader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
+from marq.kafka.records import Row
 from marq.kafka.topics import Topics
-from marq.queues.definition_log import Entry, UnfinishedMessages
+from marq.queues.definition_log import UnfinishedMessages
 from marq.queues.queues import Queues
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.settings.definitions import Definitions
 from marq.testing.group import Member
 from marq.testing.memory import Memory, memory_at
 from marq.testing.namespace import Namespace
-from marq.testing.topics import Headers, LogRecord, TopicReader, Unplaced
+from marq.testing.topics import TopicReader, Unplaced
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Source
+from marq.wire.markers import Headers, Source
 from marq.wire.names import incarnation
 
 T = TypeVar("T")
@@ -137,9 +138,8 @@ class MemoryDefinitionLog:
     async def stop(self) -> None:
         self._reader.close()
 
-    async def read(self) -> tuple[Sequence[Entry], int]:
-        entries = [Entry(record.offset, record.key, record.value) for _, record in await self._reader.read()]
-        return entries, self._reader.positions[0]
+    async def read(self) -> tuple[Sequence[Row], int]:
+        return [record for _, record in await self._reader.read()], self._reader.positions[0]
 
     async def end(self) -> int:
         return len(self._reader.topic.logs[0])
@@ -152,7 +152,7 @@ class MemoryDefinitionLog:
         return offsets
 
     async def messages_of(self, queue: str, definitions: Definitions) -> UnfinishedMessages:
-        return self._memory.messages_of(self._memory.namespace(self._settings), queue)
+        return self._memory.namespace(self._settings).messages_of(queue)
 
     async def ends_of(self, topic: str) -> dict[Source, int]:
         return self._memory.topics[topic].ends if topic in self._memory.topics else {}
@@ -195,11 +195,8 @@ class MemoryDeadLetterLog:
         return _stored(await self._reader.read())
 
 
-def _stored(records: Iterable[tuple[int, LogRecord]]) -> list[Stored]:
-    return [
-        Stored(partition, record.offset, record.timestamp, record.key, record.value, record.headers)
-        for partition, record in records
-    ]
+def _stored(records: Iterable[tuple[int, Row]]) -> list[Stored]:
+    return [Stored(partition, *record) for partition, record in records]
 
 
 class MemoryCluster:
@@ -283,15 +280,8 @@ class MemoryCluster:
 
     async def known_queues(self, wanted: str) -> set[str]:
         namespace = self._namespace
-        groups = [namespace.names.owner_of_group(group) for group in self._memory.groups]
-        keys = [record.key for log in namespace.messages.logs for record in log]
-        leases = [lease for owner in namespace.owners for _, _, lease, _ in owner.open_messages()]
-        return {
-            *namespace.definitions.names(),
-            *[queue for queue in groups if queue],
-            *[key.decode("utf-8", "replace") for key in keys if key],
-            *[lease.queue for lease in leases],
-        }
+        owners = map(namespace.names.owner_of_group, self._memory.groups)
+        return namespace.known_queues() | {queue for queue in owners if queue}
 
     @property
     def _namespace(self) -> Namespace:

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+import warnings
 from itertools import count
 
 from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import VirtualClock
 from marq.testing.group import Group
 from marq.testing.namespace import Namespace
 from marq.testing.time_passing import Passage
-from marq.testing.topics import LogRecord, Topic
+from marq.testing.topics import Topic
 from marq.wire.errors import ConfigError
-from marq.wire.markers import Source
+
+
+class ClientLeftRunning(UserWarning):
+    """A test ended without stopping a client that it started."""
 
 
 class Memory:
@@ -80,10 +82,15 @@ class Memory:
     def stopped(self, client: object) -> None:
         self._clients.pop(client, None)
 
-    @property
-    def running(self) -> list[str]:
-        """Descriptions of the clients that were started and not stopped."""
-        return sorted(description for description, _ in self._clients.values())
+    def warn_of_running(self) -> None:
+        """Warn about the clients that were started and not stopped."""
+        if left := sorted(description for description, _ in self._clients.values()):
+            warnings.warn(
+                f"{self.address}: left running at the end: {', '.join(left)}. Use `async with`, or call stop(), so that"
+                " prefetched messages are released and outcomes are written",
+                ClientLeftRunning,
+                stacklevel=4,
+            )
 
     def _awaits(self) -> bool:
         return any(owner.awaits for namespace in self._namespaces.values() for owner in namespace.owners)
@@ -101,7 +108,7 @@ class Memory:
         # A SyncProducer calls from its own thread.
         with self._making:
             if prefix not in self._namespaces:
-                self._namespaces[prefix] = Namespace(settings, self.clock, self.topics)
+                self._namespaces[prefix] = Namespace(settings, self.clock, self.topics, self.groups)
             return self._namespaces[prefix]
 
     def make_topic(self, name: str, partitions: int) -> Topic:
@@ -127,53 +134,6 @@ class Memory:
     def group(self, name: str) -> Group:
         """Return a consumer group, which may have no members."""
         return self.groups.setdefault(name, Group(name, self.snapshots))
-
-    def position(self, namespace: Namespace, queue: str, source: Source) -> int:
-        """Return the position of a queue in a partition."""
-        names = namespace.names
-        groups = [group for name, group in self.groups.items() if names.is_group(name)]
-        return max([group.position(queue, source, names) for group in groups], default=0)
-
-    def acquired(self, namespace: Namespace, queue: str, source: Source) -> int:
-        """Return how far a queue was read in a partition; later messages are waiting."""
-        position = self.position(namespace, queue, source)
-        # The position of a queue with ordering is its lowest open message.
-        marks = [owner.tracker.book.acquired.get((queue, source)) for owner in namespace.owners]
-        return max([position, *[ranges.first_free(position) for ranges in marks if ranges is not None]])
-
-    def sources(self, namespace: Namespace, queue: str) -> list[Source]:
-        """Return the partitions of the topics in which a queue may have records."""
-        own, shared = namespace.definitions(queue).topic, namespace.names.messages
-        names = [shared, *([own] if own in self.topics else [])]
-        return [source for name in names for source in self.topics[name].sources]
-
-    def records(self, namespace: Namespace, queue: str, source: Source, start: int = 0) -> Iterator[LogRecord]:
-        """Return the records of a queue in a partition."""
-        shared = source.topic == namespace.names.messages
-        for record in self.topics[source.log.topic].logs[source.partition][start:]:
-            if not shared or record.key == queue.encode():
-                yield record
-
-    def waiting(self, namespace: Namespace, queue: str) -> Iterator[tuple[Source, LogRecord]]:
-        """Return the waiting messages of a queue."""
-        return self._after(namespace, queue, self.acquired)
-
-    def _after(
-        self, namespace: Namespace, queue: str, start: Callable[[Namespace, str, Source], int]
-    ) -> Iterator[tuple[Source, LogRecord]]:
-        skipped = namespace.definitions.skipped(queue)
-        for source in self.sources(namespace, queue):
-            for record in self.records(namespace, queue, source, start(namespace, queue, source)):
-                if skipped is None or skipped.left(source, record.offset, record.timestamp):
-                    yield source, record
-
-    def messages_of(self, namespace: Namespace, queue: str) -> UnfinishedMessages:
-        """Count the messages of a queue that have not ended."""
-        leases = [(source, lease) for source, _, lease, _ in namespace.open_messages(queue)]
-        waiting = sum(1 for _ in self.waiting(namespace, queue))
-        ordered = namespace.definitions(queue).by_key
-        unread = sum(1 for _ in self._after(namespace, queue, self.position)) if ordered else waiting
-        return unfinished(waiting, leases, unread - waiting)
 
 
 _memories: dict[str, Memory] = {}

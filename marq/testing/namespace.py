@@ -12,9 +12,10 @@ from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import Place
-from marq.kafka.records import Records
+from marq.kafka.records import Records, Row
 from marq.kafka.source_records import payloads_in
 from marq.kafka.topics import Topics
+from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key, start_key
@@ -22,6 +23,7 @@ from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import Placement
 from marq.settings.topic_configs import room_for_markers
 from marq.testing.clock import Timer, VirtualClock
+from marq.testing.group import Group
 from marq.testing.owner import Acked, Owner, decoded
 from marq.testing.topics import Topic
 from marq.wire import dead_letter_notes
@@ -33,13 +35,16 @@ from marq.wire.record_headers import ordering_key
 
 
 class Namespace:
-    """The objects of one prefix on an in-memory broker; ``topics`` are the broker's, by name."""
+    """The objects of one prefix on an in-memory broker; ``topics`` and ``groups`` are the broker's, by name."""
 
-    def __init__(self, settings: ClientSettings, clock: VirtualClock, topics: dict[str, Topic]) -> None:
+    def __init__(
+        self, settings: ClientSettings, clock: VirtualClock, topics: dict[str, Topic], groups: Mapping[str, Group]
+    ) -> None:
         self.names: Names = settings.names
         names = self.names
         self.clock = clock
         self.topics = topics
+        self.groups = groups
         self.definitions = Definitions()
         #: Called after each change to the definitions.
         self.followers: set[Callable[[], None]] = set()
@@ -126,6 +131,56 @@ class Namespace:
             for source, offset, lease, payload in owner.open_messages():
                 if lease.queue == queue:
                     yield source, offset, lease, payload
+
+    def known_queues(self) -> set[str]:
+        """Return the queues that have a definition, or messages that were sent or are open."""
+        sent = {record.key.decode("utf-8", "replace") for log in self.messages.logs for record in log if record.key}
+        opened = {lease.queue for owner in self.owners for _, _, lease, _ in owner.open_messages()}
+        return sent | opened | set(self.definitions.names())
+
+    def position(self, queue: str, source: Source) -> int:
+        """Return the position of a queue in a partition."""
+        groups = [group for name, group in self.groups.items() if self.names.is_group(name)]
+        return max([group.position(queue, source, self.names) for group in groups], default=0)
+
+    def acquired(self, queue: str, source: Source) -> int:
+        """Return how far a queue was read in a partition; later messages are waiting."""
+        position = self.position(queue, source)
+        # The position of a queue with ordering is its lowest open message.
+        marks = [owner.tracker.book.acquired.get((queue, source)) for owner in self.owners]
+        return max([position, *[ranges.first_free(position) for ranges in marks if ranges is not None]])
+
+    def sources(self, queue: str) -> list[Source]:
+        """Return the partitions of the topics in which a queue may have records."""
+        own, shared = self.definitions(queue).topic, self.names.messages
+        names = [shared, *([own] if own in self.topics else [])]
+        return [source for name in names for source in self.topics[name].sources]
+
+    def records(self, queue: str, source: Source, start: int = 0) -> Iterator[Row]:
+        """Return the records of a queue in a partition."""
+        shared = source.topic == self.names.messages
+        for record in self.topics[source.log.topic].logs[source.partition][start:]:
+            if not shared or record.key == queue.encode():
+                yield record
+
+    def waiting(self, queue: str) -> Iterator[tuple[Source, Row]]:
+        """Return the waiting messages of a queue."""
+        return self._after(queue, self.acquired)
+
+    def _after(self, queue: str, start: Callable[[str, Source], int]) -> Iterator[tuple[Source, Row]]:
+        skipped = self.definitions.skipped(queue)
+        for source in self.sources(queue):
+            for record in self.records(queue, source, start(queue, source)):
+                if skipped is None or skipped.left(source, record.offset, record.timestamp):
+                    yield source, record
+
+    def messages_of(self, queue: str) -> UnfinishedMessages:
+        """Count the messages of a queue that have not ended."""
+        leases = [(source, lease) for source, _, lease, _ in self.open_messages(queue)]
+        waiting = sum(1 for _ in self.waiting(queue))
+        ordered = self.definitions(queue).by_key
+        unread = sum(1 for _ in self._after(queue, self.position)) if ordered else waiting
+        return unfinished(waiting, leases, unread - waiting)
 
     def record_at(self, place: Place, payload: Payload) -> Payload | None:
         """Return the payload that an ACQUIRE left in its record, None if the record was removed."""

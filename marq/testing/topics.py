@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
 from zlib import crc32
 
+from marq.kafka.records import Row
 from marq.settings.topic_configs import DEFAULT_LIMIT_BYTES
-from marq.wire.markers import Source
+from marq.wire.markers import Headers, Source
 
-Headers = Sequence[tuple[str, bytes | None]]
 #: The key, value and headers of a record.
-Unplaced = tuple[bytes | None, bytes | None, Iterable[tuple[str, bytes | None]]]
-
-
-@dataclass(frozen=True, slots=True)
-class LogRecord:
-    """A record and its offset."""
-
-    offset: int
-    timestamp: int
-    key: bytes | None
-    value: bytes | None
-    headers: Headers = ()
+Unplaced = tuple[bytes | None, bytes | None, Headers]
 
 
 class Topic:
@@ -36,7 +24,7 @@ class Topic:
         self.id = topic_id
         self.partitions = partitions
         self.limit_bytes = limit_bytes
-        self.logs: list[list[LogRecord]] = [[] for _ in range(partitions)]
+        self.logs: list[list[Row]] = [[] for _ in range(partitions)]
         self._listeners: dict[Callable[[], None], asyncio.AbstractEventLoop] = {}
         self._appending = threading.Lock()
         self._turn = -1
@@ -62,7 +50,7 @@ class Topic:
         timestamp: int,
         key: bytes | None,
         value: bytes | None,
-        headers: Iterable[tuple[str, bytes | None]] = (),
+        headers: Headers = (),
     ) -> int:
         """Append a record and return its offset."""
         return self.extend(partition, timestamp, [(key, value, headers)])
@@ -73,7 +61,7 @@ class Topic:
         with self._appending:
             first = len(log)
             log += [
-                LogRecord(offset, timestamp, key, value, tuple(headers))
+                Row(offset, timestamp, key, value, tuple(headers))
                 for offset, (key, value, headers) in enumerate(records, first)
             ]
         self._notify()
@@ -117,11 +105,11 @@ class TopicReader:
     def close(self) -> None:
         self.topic.ignore(self._more.set)
 
-    async def read(self) -> list[tuple[int, LogRecord]]:
+    async def read(self) -> list[tuple[int, Row]]:
         """Return the next records with their partitions; wait until there is one."""
         while True:
             self._more.clear()
-            records: list[tuple[int, LogRecord]] = []
+            records: list[tuple[int, Row]] = []
             for partition, position in self.positions.items():
                 log = self.topic.logs[partition][position:]
                 records += [(partition, record) for record in log]

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any, cast
 
+from marq.client import dead_letter as dead_letters
 from marq.client.codecs import Codec, decode
+from marq.core.deliveries.dead_letter_records import DeadLetterRecord
 from marq.kafka.records import Records
 from marq.leases.held import Keeper, LeasedBatch
 from marq.leases.message import Message
 from marq.wire.markers import Record, Source
-from marq.wire.names import (
-    DEAD_LETTERED_AT_HEADER,
-    ERROR_HEADER,
-    ORIGIN_HEADER,
-    REASON_HEADER,
-    TRACEBACK_HEADER,
-    Names,
-)
+from marq.wire.names import Names
 
 #: Placeholder for messages that are never settled.
 _NO_KEEPER = cast("Keeper", None)
@@ -65,7 +60,7 @@ class DeadLetter(SeenMessage):
 
 
 def seen(
-    names: Names, queue: str, source: Source, record: Record, codec: Codec | None, attempt: int | None = None
+    names: Names, queue: str, codec: Codec | None, source: Source, record: Record, attempt: int | None = None
 ) -> SeenMessage:
     """Return a record as a message of a queue; ``attempt`` overrides the record's."""
     own_topic = names.is_senders_topic(source.topic)
@@ -73,23 +68,18 @@ def seen(
     return SeenMessage(**_parts(queue, source, row, codec, attempt, own_topic=own_topic))
 
 
-def dead_letter(source: Source, record: Record, codec: Codec | None) -> DeadLetter:
-    """Return a record as a dead letter."""
-    headers = dict(record.headers)
+def dead_letter(topic: str, record: DeadLetterRecord, codec: Codec | None) -> DeadLetter:
+    """Return a record of the dead-letter topic as a dead letter."""
     queue = (record.key or b"").decode("utf-8", "replace")
+    letter = dead_letters.DeadLetter(record, queue, topic, codec)
     return DeadLetter(
-        **_parts(queue, source, record, codec),
-        reason=_text(headers, REASON_HEADER),
-        error=_text(headers, ERROR_HEADER),
-        traceback=_text(headers, TRACEBACK_HEADER),
-        origin=_text(headers, ORIGIN_HEADER),
-        dead_lettered_at=wall(int(_text(headers, DEAD_LETTERED_AT_HEADER) or record.timestamp)),
+        **_parts(queue, Source(topic, record.partition), record, codec),
+        reason=letter.reason,
+        error=letter.last_error,
+        traceback=letter.traceback,
+        origin=letter.origin,
+        dead_lettered_at=letter.dead_lettered_at,
     )
-
-
-def wall(time_ms: int) -> datetime:
-    """Return a time of the virtual wall clock (UTC)."""
-    return datetime.fromtimestamp(time_ms / 1000, UTC)
 
 
 def _parts(
@@ -115,7 +105,3 @@ def _parts(
         "sent_at": message.sent_at,
         "_codec": codec,
     }
-
-
-def _text(headers: Mapping[str, bytes | None], name: str) -> str:
-    return (headers.get(name) or b"").decode("utf-8", "replace")

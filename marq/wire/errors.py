@@ -52,6 +52,11 @@ class UnknownVersion(CorruptMarker):
     """A marker batch written by a newer marq: its partition must wait for a newer tracker."""
 
 
+def reason_of(error: BaseException) -> str:
+    """Return the text of an exception, or its class if it has none."""
+    return str(error) or type(error).__name__
+
+
 def error_text(error: object, convert: Callable[[object], str] = str) -> str:
     """Return an exception as text; a user's class may raise anything while it is converted."""
     try:

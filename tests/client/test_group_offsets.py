@@ -8,9 +8,8 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import GroupCoordinatorNotAvailableError, GroupLoadInProgressError
 
-from marq.kafka.committed_offsets import commit_offsets, committed_offsets
+from marq.kafka.committed_offsets import commit_offsets, committed_offsets, log_ends
 from marq.kafka.connection import admin_client
-from marq.kafka.log_ends import log_ends
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Source

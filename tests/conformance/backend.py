@@ -30,14 +30,14 @@ from aiokafka import AIOKafkaProducer
 
 import marq
 from marq.owner.engine import Step
-from marq.producer.producer_parts import ProducerParts
+from marq.producer.producer import ProducerParts
 from marq.testing import Broker, DeadLetter
 from marq.testing.memory import memory_at
 from marq.testing.owner import Owner
 from marq.testing.views import dead_letter
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Batch, Source
+from marq.wire.markers import Batch
 from marq.wire.names import Names, markers_partition
 from tests.worker.harness import Namespace, Worker, delete_topic, eventually, make_topic
 
@@ -174,7 +174,7 @@ class Backend(ABC):
         await self.statistics(queue, dead_lettered=count)
         found = [each for each in await self.records(self.names.dead_letters) if each.key == queue.encode()]
         assert len(found) == count
-        return [dead_letter(Source(self.names.dead_letters, each.partition), each, None) for each in found]
+        return [dead_letter(self.names.dead_letters, each, None) for each in found]
 
     async def markers(self, kind: type[Any]) -> list[Any]:
         """Return the markers of a kind."""

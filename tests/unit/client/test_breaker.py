@@ -9,8 +9,7 @@ import pytest
 
 import marq
 from marq.leases.circuit_breaker import QueueBreaker
-from marq.settings.breaker_thresholds import Breaker
-from marq.settings.queue import QueueSettings
+from marq.settings.queue import Breaker, QueueSettings
 from marq.wire.markers import Acquire
 from tests.unit.client.fakes import LIMIT_S, P0, Clock, FakeRecord, Rig, spin
 

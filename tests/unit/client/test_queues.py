@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 
 import marq.queues.following
-from marq.queues.definition_log import Entry
+from marq.kafka.records import Row
 from marq.queues.queues import MAX_TRIES, Queues
 from marq.queues.schedules import Schedules
 from marq.queues.subscription_start import start_document
@@ -27,7 +27,7 @@ class ListLog:
     """A log whose reader sees what was written when it is let."""
 
     def __init__(self) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[Row] = []
         self.before_write: Callable[[], None] = lambda: None
         #: Before the writer reads its own record.
         self.after_write: Callable[[], None] = lambda: None
@@ -40,7 +40,7 @@ class ListLog:
 
     def append(self, key: bytes, document: object) -> int:
         value = None if document is None else document if isinstance(document, bytes) else json.dumps(document).encode()
-        self.entries.append(Entry(len(self.entries), key, value))
+        self.entries.append(Row(len(self.entries), 0, key, value, ()))
         self.appended.set()
         return len(self.entries) - 1
 
@@ -56,7 +56,7 @@ class ListLog:
     async def end(self) -> int:
         return len(self.entries)
 
-    async def read(self) -> tuple[list[Entry], int]:
+    async def read(self) -> tuple[list[Row], int]:
         if self.errors:
             raise self.errors.pop()
         if self._read == len(self.entries):
@@ -301,11 +301,11 @@ async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: Lis
 class SharedLog(ListLog):
     """The log of several clients, each of which writes and reads at random moments."""
 
-    def __init__(self, entries: list[Entry], rng: random.Random) -> None:
+    def __init__(self, entries: list[Row], rng: random.Random) -> None:
         super().__init__()
         self.entries, self._rng = entries, rng
 
-    async def read(self) -> tuple[list[Entry], int]:
+    async def read(self) -> tuple[list[Row], int]:
         await self._pass()
         start, self._read = self._read, min(self._read + self._rng.choice([1, 1, 2, 99]), len(self.entries))
         return self.entries[start : self._read], self._read
@@ -330,7 +330,7 @@ async def test_changes_of_three_clients_at_the_same_time_are_all_made(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    entries = [Entry(0, b"change:emails", b'{"max_attempts": 3}')]
+    entries = [Row(0, 0, b"change:emails", b'{"max_attempts": 3}', ())]
     monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: SharedLog(entries, rng))
     changes: list[QueueOptions] = [{"lease": 60}, {"concurrency": 7}, {"paused": True}]
     async with AsyncExitStack() as opened:
@@ -348,7 +348,7 @@ async def test_of_several_concurrent_starts_of_a_queue_compaction_keeps_the_firs
     seed: int, clients: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = random.Random(seed)
-    entries = [Entry(0, b"change:emails", b"{}")]
+    entries = [Row(0, 0, b"change:emails", b"{}", ())]
     monkeypatch.setattr(marq.queues.following, "definition_log", lambda _: SharedLog(entries, rng))
     async with AsyncExitStack() as opened:
         started = [await opened.enter_async_context(Queues("none:1")) for _ in range(clients)]
@@ -422,7 +422,7 @@ async def test_no_error_ends_the_reading(queues: Queues, log: ListLog, caplog: p
 
 
 async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(log: ListLog) -> None:
-    async def nothing() -> tuple[list[Entry], int]:
+    async def nothing() -> tuple[list[Row], int]:
         await asyncio.Event().wait()
         raise AssertionError
 
@@ -477,7 +477,7 @@ async def test_a_later_record_of_another_writer_is_not_overwritten(queues: Queue
 
 async def test_it_is_said_when_it_is_not_known_whether_all_is_known(queues: Queues, log: ListLog) -> None:
     await queues.sync(1)
-    log.entries.append(Entry(0, b"change:emails", b"{}"))
+    log.entries.append(Row(0, 0, b"change:emails", b"{}", ()))
     log.errors = [BrokerUnavailable("away")] * 1_000
 
     with pytest.raises(BrokerUnavailable, match=r"could not be read within 0\.05 s"):

@@ -16,7 +16,6 @@ from aiokafka.errors import KafkaConnectionError, KafkaError
 
 from marq.kafka import paced_clients as reconnects
 from marq.kafka.connection_diagnosis import find_obstacle
-from marq.kafka.outage_log import SILENT_START_S, SUMMARY_S
 from marq.kafka.paced_clients import paced
 from marq.kafka.reconnect_pacer import (
     FRESH_S,
@@ -24,8 +23,10 @@ from marq.kafka.reconnect_pacer import (
     MAX_FAILURES_PER_SECOND,
     MAX_PAUSE_S,
     MAX_TURN_S,
+    SILENT_START_S,
     Pacer,
 )
+from marq.kafka.repeated_warnings import SUMMARY_S
 from marq.settings.client import DEFAULT_CONNECT_TIMEOUT_MS, ClientSettings
 from tests.unit.client.fakes import Clock
 
