@@ -236,9 +236,10 @@ class HandlerPool(ABC, Generic[Work]):
         self._stopping = True
         self._buffer.handler_demand -= self._demand
         self._buffer.wake_all()
-        if self.tasks and shutdown_s > 0 and not self._hurried:
+        # The other tasks wait, perhaps for a broker that is gone.
+        if (busy := self.busy_tasks) and shutdown_s > 0 and not self._hurried:
             self._log_running(logging.INFO, f"waiting up to {shutdown_s:g} s for running handlers")
-            self._waiting = asyncio.ensure_future(asyncio.wait(self.tasks, timeout=shutdown_s))
+            self._waiting = asyncio.ensure_future(asyncio.wait(busy, timeout=shutdown_s))
             await asyncio.wait([self._waiting])
             self._log_running(
                 logging.WARNING,

@@ -990,7 +990,7 @@ class KeyQueues:
             return
         del self._batches[offset]
         self._delivered.discard(offset)
-        self._retry(PendingRetry(self._row(batch, offset), begun=offset in batch.perhaps_started), now_s)
+        self._retry(PendingRetry(self._row(batch, offset), begun=offset in batch.started), now_s)
 
     def moved(self, former: LeasedBatch, batch: LeasedBatch, offsets: Iterable[int]) -> None:
         """Note that messages are in another batch now."""

@@ -123,7 +123,7 @@ class Receiver:
         self.prefetch = Prefetch(serving.queues, settings, time.now_s, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
         self.writer = OutcomeWriter(writer, settings, time, self)
-        self.starts = Starts(writer, settings, self.prefetch, time, self)
+        self.starts = Starts(self.writer, settings, self.prefetch, time, self)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
@@ -157,7 +157,7 @@ class Receiver:
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
-        await self.starts.stop()
+        self.starts.stopped = True
         self.gate.stop()
         self.ordering.stopped = True
         tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
@@ -180,6 +180,7 @@ class Receiver:
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
+        self.starts.end()
         until_s = asyncio.get_running_loop().time() + limit_s
         written = await self.writer.stop(limit_s)
         if self.ordering.moved and self._committed_to:
@@ -187,8 +188,6 @@ class Receiver:
                 async with asyncio.timeout_at(until_s):
                     lows = self.ordering.low_watermarks((), self._committed_to)
                     await self._reader.commit(self._committed_to, lows)
-        # A stop does not wait for a lease: the broker may be gone.
-        await self.starts.end(max(until_s - asyncio.get_running_loop().time(), 0))
         return written
 
     def fail(self, error: BaseException) -> None:

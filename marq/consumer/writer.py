@@ -1,4 +1,4 @@
-"""Step 5 of :mod:`marq.consumer.receiver`: outcomes and RENEWs are written, and leases end.
+"""Step 5 of :mod:`marq.consumer.receiver`: outcomes, starts and RENEWs are written, and leases end.
 
 One task decides when to write what :mod:`marq.leases.held` has decided; all others only append. At most one write of
 outcomes and one of RENEWs are in progress: the next batch of outcomes grows meanwhile, so batches are large under load
@@ -303,9 +303,9 @@ class OutcomeWriter:
         self._begin(self._write(outcomes), "marq-outcomes")
 
     async def _write(self, outcomes: OutcomeBatch) -> None:
-        records, pause_s = self._records(outcomes.markers), FIRST_RETRY_S
-        while True:
-            sent_s = self.now_s()
+        sent_s, pause_s = self.now_s(), FIRST_RETRY_S
+        # Empty if it has only starts, and their leases have ended meanwhile.
+        while records := self._records([*outcomes.markers, *self.held.starts(outcomes.starting, sent_s)]):
             try:
                 await self._writer.write(records, WRITE_LIMIT_S)
                 break
@@ -313,7 +313,7 @@ class OutcomeWriter:
                 # Some markers may have been written. Writing them twice changes nothing, so all are written again.
                 self._not_written.write(self.now_s(), len(records), error)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_RETRY_S)
+            sent_s, pause_s = self.now_s(), min(pause_s * 2, MAX_RETRY_S)
         self.held.written(outcomes, sent_s, self.now_s())
         if outcomes.ended:
             self._listener.settled(outcomes.ended)
