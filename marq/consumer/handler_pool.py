@@ -477,7 +477,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer
         while not (self._stopping or buffer.closed):
-            batch = self._take()
+            batch = buffer.take_many(self._max_messages, writer.now_s())
             if not batch:
                 await self._wait()
                 continue
@@ -498,12 +498,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             self._current[index] = None
             self._forget_cancellations(index)
             await asyncio.sleep(0)
-
-    def _take(self) -> list[Message]:
-        """Take the available messages whose leases have not ended."""
-        batch, now_s = self._buffer.ready.take(self._max_messages), self._writer.now_s()
-        ended = {leased for leased in set(map(_batch, batch)) if leased.expires_s <= now_s}
-        return [message for message in batch if message._batch not in ended] if ended else batch
 
 
 def _finish(message: Message) -> None:

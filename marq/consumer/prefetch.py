@@ -225,9 +225,10 @@ class PrefetchBuffer:
 
     def take_many(self, most: int, now_s: float) -> list[Message]:
         """Return at most ``most`` messages whose leases have not ended."""
+        self.wanted_s = now_s
         taken: list[Message] = []
-        while len(taken) < most and (message := self.take(now_s)) is not None:
-            taken.append(message)
+        while messages := self.ready.take(most - len(taken)):
+            taken += [message for message in messages if message._batch.expires_s > now_s]
         return taken
 
     def drop_expired(self, now_s: float) -> None:
