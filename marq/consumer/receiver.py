@@ -364,12 +364,10 @@ class Receiver:
         records = self._fetched.cut(self.ordering.step(room))
         self._begin_cycle(records, self._batch_of(records), min(room, sum(map(len, records.values()))))
 
-    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> Cycle:
+    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> None:
         before = self._cycles[-1].task if self._cycles else None
         task = asyncio.create_task(self._cycle(records, batch, self._assignment, before), name="marq-cycle")
-        cycle = Cycle(records, self._assignment, pending, task)
-        self._cycles.begin(cycle, self._now_s())
-        return cycle
+        self._cycles.begin(Cycle(records, self._assignment, pending, task), self._now_s())
 
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
