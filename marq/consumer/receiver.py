@@ -634,7 +634,14 @@ class Receiver:
             self._want()
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
-            self._take(steps)
+            for run in steps.deliver:
+                self._deliver(run)
+            # Apart: an answer about messages must not wait for the next attempt to resume a source.
+            for questions in (steps.resume, steps.ask):
+                if questions:
+                    self._ask(self._ask_trackers(questions))
+            if steps.acquire or steps.commit:
+                self._acquire_again(steps)
         if self.ordering.next_due_s < self._next_step_s:
             self.writer.wake()
 
@@ -667,16 +674,6 @@ class Receiver:
             handled = sum([message.queue in queues for pool in buffer.pools for message in pool.running])
             ready = min(ready, max(0, sum(turns.running for turns in queues.values()) - handled))
         return max(idle + ahead, buffer.call_demand) - ready
-
-    def _take(self, steps: Steps) -> None:
-        for run in steps.deliver:
-            self._deliver(run)
-        # Apart: an answer about messages must not wait for the next attempt to resume a source.
-        for questions in (steps.resume, steps.ask):
-            if questions:
-                self._ask(self._ask_trackers(questions))
-        if steps.acquire or steps.commit:
-            self._acquire_again(steps)
 
     def _acquire_again(self, steps: Steps) -> None:
         """Acquire messages that keep their places; if there are none, only commit."""
