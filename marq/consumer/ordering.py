@@ -642,9 +642,6 @@ class KeyQueues:
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def timestamp_ms(self, offset: int) -> int | None:
         """Return the timestamp of an open message's record, None if the message is unknown."""
         if (retry := self._retries.get(offset)) is not None:
