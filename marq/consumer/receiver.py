@@ -158,7 +158,6 @@ class Receiver:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
         self.starts.stopped = True
-        self.gate.stop()
         self.ordering.stopped = True
         tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
         for task in tasks:
@@ -620,11 +619,11 @@ class Receiver:
     # --- ordering -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> float:
-        """Do what is due for suspects and for queues with ordering; return when something is due next."""
+        """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
         self._next_step_s = -inf
         self._take_steps()
         self._next_step_s = inf if self._stopping else self.ordering.next_due_s
-        return min(self._next_step_s, self.prefetch.release_suspects(now_s))
+        return min(self._next_step_s, self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""
