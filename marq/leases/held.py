@@ -61,15 +61,11 @@ class Released(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A message with a RENEW of its own.
-
-    The lease may become shorter only if it is to end ``exactly`` then; ``started``: a program is about to see it.
-    """
+    """A message with a RENEW of its own. The lease may become shorter only if it is to end ``exactly`` then."""
 
     offset: int
     lease_ms: int
     exactly: bool
-    started: bool
 
 
 class Keeper(Protocol):
@@ -188,7 +184,9 @@ class LeasedBatch:
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:
-            part.renew(offset, lease_ms, exactly=True, started=started)
+            part.renew(offset, lease_ms, exactly=True)
+            if started:
+                part.start(offset)
         return part
 
     def start(self, offset: int) -> None:
@@ -275,10 +273,10 @@ class LeasedBatch:
         self.rejected.append((offset, reason))
         self.touch()
 
-    def renew(self, offset: int, lease_ms: int, *, exactly: bool = False, started: bool = False) -> None:
+    def renew(self, offset: int, lease_ms: int, *, exactly: bool = False) -> None:
         if not self.renewed:
             self.renewed = []
-        self.renewed.append(Renewed(offset, lease_ms, exactly, started))
+        self.renewed.append(Renewed(offset, lease_ms, exactly))
         self.touch()
 
 
@@ -397,7 +395,7 @@ class Held:
     def written(self, outcomes: OutcomeBatch, sent_s: float, now_s: float) -> None:
         """Change leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
         for batch, renewed in outcomes.renewed:
-            for offset, lease_ms, exactly, _ in renewed:
+            for offset, lease_ms, exactly in renewed:
                 until_s, before_s = sent_s + lease_ms / 1000, batch.expiry_s(offset)
                 if before_s > now_s and (exactly or until_s > before_s):
                     if not batch.own_expiry_s:
@@ -522,8 +520,8 @@ def _other_batches(dirty: Sequence[LeasedBatch]) -> Iterator[OutcomeMarker]:
         rejected = {offset: reason for batch in batches for offset, reason in batch.rejected}
         if rejected:
             yield Reject(queue, holder, source, sorted(rejected), [rejected[offset] for offset in sorted(rejected)])
-        for (lease_ms, exactly, started), offsets in _by_lease([one for batch in batches for one in batch.renewed]):
-            yield Renew(queue, holder, source, offsets, lease_ms, exactly=exactly, started=started)
+        for (lease_ms, exactly), offsets in _by_lease([one for batch in batches for one in batch.renewed]):
+            yield Renew(queue, holder, source, offsets, lease_ms, exactly=exactly)
 
 
 def _ack_batches(dirty: Sequence[LeasedBatch], now_s: float) -> Iterator[Ack]:
@@ -555,14 +553,13 @@ def _releases(queue: str, holder: int, source: Source, released: dict[int, Relea
         yield Release(queue, holder, source, offsets, delays, counted, errors)
 
 
-def _by_lease(renewed: Sequence[Renewed]) -> Iterator[tuple[tuple[int, bool, bool], list[int]]]:
+def _by_lease(renewed: Sequence[Renewed]) -> Iterator[tuple[tuple[int, bool], list[int]]]:
     """Return the leases with their offsets; several RENEWs of a message become one with their effect."""
-    leases: dict[int, tuple[int, bool, bool]] = {}
-    for offset, lease_ms, exactly, started in renewed:
-        before_ms, to_the_point, seen = leases.get(offset, (0, False, False))
-        longest_ms = lease_ms if exactly else max(lease_ms, before_ms)
-        leases[offset] = (longest_ms, exactly or to_the_point, started or seen)
-    groups: dict[tuple[int, bool, bool], list[int]] = {}
+    leases: dict[int, tuple[int, bool]] = {}
+    for offset, lease_ms, exactly in renewed:
+        before_ms, to_the_point = leases.get(offset, (0, False))
+        leases[offset] = (lease_ms if exactly else max(lease_ms, before_ms), exactly or to_the_point)
+    groups: dict[tuple[int, bool], list[int]] = {}
     for offset in sorted(leases):
         groups.setdefault(leases[offset], []).append(offset)
     yield from groups.items()
