@@ -234,17 +234,16 @@ def acquisitions(
     for part in spans(sizes, room) if sizes else [slice(0, len(messages))]:
         piece = messages if len(messages) == part.stop - part.start else messages[part]
         offsets = piece.offsets
-        parks = rules.paused and keys is None
-        dues_ms = _parked_ms(piece, rules.delay_ms) if parks else _dues_ms(piece, rules.delay_ms)
-        if keys is None and (late := expired(piece, rules, now_ms)):
-            dues_ms = list(dues_ms or [NOW] * len(piece))
-            for index in late:
-                if dues_ms[index] == NOW:
-                    dues_ms[index] = DUE_AT_ONCE
-        if here := [index - part.start for index in large if part.start <= index < part.stop]:
-            dues_ms = list(dues_ms or [NOW] * len(piece))
-            for index in here:
-                dues_ms[index] = DUE_AT_ONCE
+        dues_ms = _dues_ms(piece, rules.delay_ms)
+        left: Sequence[int] = ()
+        if keys is None:
+            left = range(len(piece)) if rules.paused else expired(piece, rules, now_ms)
+        cut = [index - part.start for index in large if part.start <= index < part.stop]
+        if left or cut:
+            # Not the time of sending: if the sender's clock is ahead, a message would be late after a pause.
+            before = dues_ms or [NOW] * len(piece)
+            at_once = {*cut, *[index for index in left if before[index] == NOW]}
+            dues_ms = [DUE_AT_ONCE if index in at_once else due_ms for index, due_ms in enumerate(before)]
         yield Acquisition(
             queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, keys, again,
             # Messages that calls poll are counted from the beginning, except those that wait for earlier ones.
@@ -318,12 +317,6 @@ def _dues_ms(messages: Records, delay_ms: int) -> Sequence[int] | None:
         return None
     dues_ms = [deliver_at_ms(record.timestamp, record.headers, delay_ms) for record in messages]
     return None if dues_ms.count(NOW) == len(dues_ms) else dues_ms
-
-
-def _parked_ms(messages: Records, delay_ms: int) -> Sequence[int]:
-    # Not the time of sending: if the sender's clock is ahead, the message would be late after the pause.
-    dues_ms = _dues_ms(messages, delay_ms) or [NOW] * len(messages)
-    return [DUE_AT_ONCE if due_ms == NOW else due_ms for due_ms in dues_ms]
 
 
 def _sizes(messages: Records, room: int, own_topic: bool) -> list[int]:

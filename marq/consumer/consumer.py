@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from functools import cache, partial
 from typing import Generic, Self, Unpack
 
+from marq.backend.cluster import cluster_of
 from marq.client import message_token
 from marq.client.codecs import Codec, check_codec
 from marq.client.hooks import point
@@ -21,7 +22,7 @@ from marq.consumer.handler_pool import (
     HandlerTasks,
 )
 from marq.consumer.membership import Membership
-from marq.consumer.session import MemberSession, join
+from marq.consumer.session import MemberSession
 from marq.consumer.starts import still_leased
 from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
 from marq.handlers.middleware import Middleware, check_middleware
@@ -141,10 +142,24 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         return {queue: breaker.state for queue, breaker in list(breakers.items())}
 
     async def _open(self, opened: AsyncExitStack) -> MemberSession:
-        session = await join(
-            self._membership, self._settings, self._receiver_settings, self._start, self._instance_id, self._url
-        )
+        membership, cluster = self._membership, cluster_of(self._settings)
+        queues = cluster.queues()
+        opened.push_async_callback(queues.stop)
+        topics = await cluster.topics()
+        await queues.start()
+        definitions = queues.definitions
+        membership.refuse_empty(definitions)
+        serving, refused = await membership.plan(cluster, self._settings.names, topics, definitions, {})
+        if refused and len(refused) == len(membership.queues(definitions)):
+            raise ConfigError(next(iter(refused.values())))
+        settings = self._receiver_settings(topics, definitions)
+        session = MemberSession(
+            membership, self._settings, cluster, topics, queues, serving, settings, self._start, self._instance_id,
+            self._url,
+        )  # fmt: skip
         opened.push_async_callback(lambda: session.end(self._shutdown_timeout_s, release=self._release))
+        await session.connect()
+        session.start()
         return session
 
     def _hurry(self, running: MemberSession) -> None:

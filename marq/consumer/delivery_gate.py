@@ -9,7 +9,7 @@ from math import inf
 from marq.client.background import Time
 from marq.consumer.expiry import expired
 from marq.consumer.prefetch import Prefetch, PrefetchBuffer
-from marq.leases.circuit_breaker import QueueBreaker
+from marq.leases.circuit_breaker import CLOSED, QueueBreaker
 from marq.leases.held import LeasedBatch
 from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
@@ -37,18 +37,13 @@ class DeliveryGate:
         #: The purged records of each queue, and when they became known here.
         self._purges: dict[str, tuple[SkippedRecords | None, float]] = {}
         self._prefetch = prefetch
-        self._clock, self._sleep = time.now_s, time.sleep
+        self._clock = time.now_s
         self._changed = changed
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
-        self._pauses: set[asyncio.Task[None]] = set()
         self._paused: frozenset[str] = frozenset()
         self._unpaused: Sequence[str] = queues
         self._apply_breakers(queues)
-
-    def stop(self) -> None:
-        for pause in self._pauses:
-            pause.cancel()
 
     def apply_pauses(self, queues: Sequence[str]) -> None:
         """Pause and resume the served queues, as their settings say.
@@ -146,6 +141,16 @@ class DeliveryGate:
         if breaker is not None:
             breaker.finished()
 
+    def end_pauses(self) -> float:
+        """Resume reading after the pauses of breakers; return when the next one ends."""
+        next_s = inf
+        for breaker in self.breakers.values():
+            if left_s := breaker.pause_left_s:
+                next_s = min(next_s, self._clock() + left_s)
+            elif breaker.state != CLOSED:
+                self._changed.set()
+        return next_s
+
     def _apply_breakers(self, queues: Sequence[str]) -> None:
         """Make the breakers that the queues' settings want; one whose settings have not changed stays as it is."""
         for queue in queues:
@@ -156,17 +161,9 @@ class DeliveryGate:
                     self.breakers[queue] = QueueBreaker(queue, wanted, self._clock, self._opened)
 
     def _opened(self, breaker: QueueBreaker) -> None:
-        """Release prefetched messages, and resume reading after the breaker's pause."""
+        """Release prefetched messages."""
         if self.breakers.get(breaker.queue) is not breaker:
             # Messages in flight keep the breaker that a change of the settings has replaced.
             return
         for message in self._prefetch.take_of(breaker.queue):
             put_back([message], breaker.delay_ms(message))
-        pause = asyncio.create_task(self._end_pause(breaker), name="marq-pause")
-        self._pauses.add(pause)
-        pause.add_done_callback(self._pauses.discard)
-
-    async def _end_pause(self, breaker: QueueBreaker) -> None:
-        while left_s := breaker.pause_left_s:
-            await self._sleep(left_s)
-        self._changed.set()

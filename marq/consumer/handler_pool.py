@@ -236,9 +236,10 @@ class HandlerPool(ABC, Generic[Work]):
         self._stopping = True
         self._buffer.handler_demand -= self._demand
         self._buffer.wake_all()
-        if self.tasks and shutdown_s > 0 and not self._hurried:
+        # The other tasks wait, perhaps for a broker that is gone.
+        if (busy := self.busy_tasks) and shutdown_s > 0 and not self._hurried:
             self._log_running(logging.INFO, f"waiting up to {shutdown_s:g} s for running handlers")
-            self._waiting = asyncio.ensure_future(asyncio.wait(self.tasks, timeout=shutdown_s))
+            self._waiting = asyncio.ensure_future(asyncio.wait(busy, timeout=shutdown_s))
             await asyncio.wait([self._waiting])
             self._log_running(
                 logging.WARNING,
@@ -476,7 +477,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer
         while not (self._stopping or buffer.closed):
-            batch = self._take()
+            batch = buffer.take_many(self._max_messages, writer.now_s())
             if not batch:
                 await self._wait()
                 continue
@@ -497,12 +498,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             self._current[index] = None
             self._forget_cancellations(index)
             await asyncio.sleep(0)
-
-    def _take(self) -> list[Message]:
-        """Take the available messages whose leases have not ended."""
-        batch, now_s = self._buffer.ready.take(self._max_messages), self._writer.now_s()
-        ended = {leased for leased in set(map(_batch, batch)) if leased.expires_s <= now_s}
-        return [message for message in batch if message._batch not in ended] if ended else batch
 
 
 def _finish(message: Message) -> None:

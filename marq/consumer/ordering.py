@@ -644,9 +644,6 @@ class KeyQueues:
         #: Messages whose earlier attempt was acked while the current one is being handled.
         self._done: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._values)
-
     def timestamp_ms(self, offset: int) -> int | None:
         """Return the timestamp of an open message's record, None if the message is unknown."""
         if (retry := self._retries.get(offset)) is not None:
@@ -992,7 +989,7 @@ class KeyQueues:
             return
         del self._batches[offset]
         self._delivered.discard(offset)
-        self._retry(PendingRetry(self._row(batch, offset), begun=offset in batch.perhaps_started), now_s)
+        self._retry(PendingRetry(self._row(batch, offset), begun=offset in batch.started), now_s)
 
     def moved(self, former: LeasedBatch, batch: LeasedBatch, offsets: Iterable[int]) -> None:
         """Note that messages are in another batch now."""

@@ -167,15 +167,15 @@ class Ready:
         self._left = 0
         return self.made
 
-    def take_of(self, queue: str) -> list[Message]:
-        """Take all messages of one queue."""
+    def take_if(self, matches: Callable[[Message], bool]) -> list[Message]:
+        """Take all messages that match."""
         made = self.all()
-        taken = [message for message in made if message.queue == queue]
+        taken = {message: None for message in made if matches(message)}
         if taken:
-            kept = [message for message in made if message.queue != queue]
+            kept = [message for message in made if message not in taken]
             made.clear()
             made.extend(kept)
-        return taken
+        return list(taken)
 
 
 class PrefetchBuffer:
@@ -225,9 +225,10 @@ class PrefetchBuffer:
 
     def take_many(self, most: int, now_s: float) -> list[Message]:
         """Return at most ``most`` messages whose leases have not ended."""
+        self.wanted_s = now_s
         taken: list[Message] = []
-        while len(taken) < most and (message := self.take(now_s)) is not None:
-            taken.append(message)
+        while messages := self.ready.take(most - len(taken)):
+            taken += [message for message in messages if message._batch.expires_s > now_s]
         return taken
 
     def drop_expired(self, now_s: float) -> None:
@@ -427,7 +428,7 @@ class Prefetch:
 
     def take_of(self, queue: str) -> list[Message]:
         """Take all buffered messages of one queue."""
-        return [*self.buffers[queue].ready.take_of(queue), *self._take_suspects(queue)]
+        return [*self.buffers[queue].ready.take_if(lambda message: message.queue == queue), *self._take_suspects(queue)]
 
     def _take_suspects(self, queue: str | None = None) -> list[Message]:
         taken = [message for message, _ in self._suspects if queue in (None, message.queue)]
@@ -490,7 +491,7 @@ class Prefetch:
         now_ms = self._settings.broker_ms() if self.may_expire else None
         if now_ms is not None:
             for buffer in self.distinct:
-                self._release_expired(buffer, now_ms)
+                put_back(buffer.ready.take_if(lambda message: self._has_expired(message, now_ms)))
         patience_s = self._settings.default_lease_ms / 1000
         for buffer in self.distinct:
             if buffer.handler_demand or buffer.call_demand:
@@ -499,15 +500,6 @@ class Prefetch:
             elif buffer.ready and now_s - buffer.wanted_s > patience_s:
                 count = _release(buffer, now_s)
                 log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
-
-    def _release_expired(self, buffer: PrefetchBuffer, now_ms: int) -> None:
-        made = buffer.ready.all()
-        late = {message for message in made if self._has_expired(message, now_ms)}
-        if late:
-            kept = [message for message in made if message not in late]
-            made.clear()
-            made.extend(kept)
-            put_back(late)
 
     def _has_expired(self, message: Message, now_ms: int) -> bool:
         rules, record = self._settings.queue(message.queue), message._record

@@ -123,7 +123,7 @@ class Receiver:
         self.prefetch = Prefetch(serving.queues, settings, time.now_s, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
         self.writer = OutcomeWriter(writer, settings, time, self)
-        self.starts = Starts(writer, settings, self.prefetch, time, self)
+        self.starts = Starts(self.writer, settings, self.prefetch, time, self)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
@@ -157,8 +157,7 @@ class Receiver:
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
         self._stopping = True
-        await self.starts.stop()
-        self.gate.stop()
+        self.starts.stopped = True
         self.ordering.stopped = True
         tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
         for task in tasks:
@@ -180,6 +179,7 @@ class Receiver:
     async def stop(self, limit_s: float) -> bool:
         """Write the outcomes and end; return whether all were written within ``limit_s``."""
         self.prefetch.close()
+        self.starts.end()
         until_s = asyncio.get_running_loop().time() + limit_s
         written = await self.writer.stop(limit_s)
         if self.ordering.moved and self._committed_to:
@@ -187,8 +187,6 @@ class Receiver:
                 async with asyncio.timeout_at(until_s):
                     lows = self.ordering.low_watermarks((), self._committed_to)
                     await self._reader.commit(self._committed_to, lows)
-        # A stop does not wait for a lease: the broker may be gone.
-        await self.starts.end(max(until_s - asyncio.get_running_loop().time(), 0))
         return written
 
     def fail(self, error: BaseException) -> None:
@@ -365,12 +363,10 @@ class Receiver:
         records = self._fetched.cut(self.ordering.step(room))
         self._begin_cycle(records, self._batch_of(records), min(room, sum(map(len, records.values()))))
 
-    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> Cycle:
+    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> None:
         before = self._cycles[-1].task if self._cycles else None
         task = asyncio.create_task(self._cycle(records, batch, self._assignment, before), name="marq-cycle")
-        cycle = Cycle(records, self._assignment, pending, task)
-        self._cycles.begin(cycle, self._now_s())
-        return cycle
+        self._cycles.begin(Cycle(records, self._assignment, pending, task), self._now_s())
 
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
@@ -623,11 +619,11 @@ class Receiver:
     # --- ordering -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> float:
-        """Do what is due for suspects and for queues with ordering; return when something is due next."""
+        """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
         self._next_step_s = -inf
         self._take_steps()
         self._next_step_s = inf if self._stopping else self.ordering.next_due_s
-        return min(self._next_step_s, self.prefetch.release_suspects(now_s))
+        return min(self._next_step_s, self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""
@@ -637,7 +633,14 @@ class Receiver:
             self._want()
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
-            self._take(steps)
+            for run in steps.deliver:
+                self._deliver(run)
+            # Apart: an answer about messages must not wait for the next attempt to resume a source.
+            for questions in (steps.resume, steps.ask):
+                if questions:
+                    self._ask(self._ask_trackers(questions))
+            if steps.acquire or steps.commit:
+                self._acquire_again(steps)
         if self.ordering.next_due_s < self._next_step_s:
             self.writer.wake()
 
@@ -670,16 +673,6 @@ class Receiver:
             handled = sum([message.queue in queues for pool in buffer.pools for message in pool.running])
             ready = min(ready, max(0, sum(turns.running for turns in queues.values()) - handled))
         return max(idle + ahead, buffer.call_demand) - ready
-
-    def _take(self, steps: Steps) -> None:
-        for run in steps.deliver:
-            self._deliver(run)
-        # Apart: an answer about messages must not wait for the next attempt to resume a source.
-        for questions in (steps.resume, steps.ask):
-            if questions:
-                self._ask(self._ask_trackers(questions))
-        if steps.acquire or steps.commit:
-            self._acquire_again(steps)
 
     def _acquire_again(self, steps: Steps) -> None:
         """Acquire messages that keep their places; if there are none, only commit."""

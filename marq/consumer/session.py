@@ -13,9 +13,8 @@ from dataclasses import replace
 from math import inf
 from typing import Any
 
-from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection, cluster_of
+from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection
 from marq.client.background import failure_of, until_set
-from marq.client.lifecycle import to_its_end
 from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Check, Membership
 from marq.consumer.prefetch import PrefetchBuffer
@@ -29,7 +28,6 @@ from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
-from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
@@ -44,7 +42,6 @@ TOPIC_RETRY_S = 5.0
 #: Maximum number of queues in a log line.
 SHOWN_QUEUES = 20
 
-MakeSettings = Callable[[Topics, Definitions], ReceiverSettings]
 #: Returns what to serve now, and after how many seconds to plan again if nothing changes.
 Plan = Callable[[], Awaitable[tuple[Serving, float]]]
 
@@ -239,40 +236,6 @@ async def _done(pools: Sequence[HandlerPool[Any]]) -> None:
 # --- a member of a group ----------------------------------------------------------------------------------------------
 
 
-async def join(
-    membership: Membership,
-    settings: ClientSettings,
-    make: MakeSettings,
-    how: str,
-    instance_id: str | None,
-    url: str = "",
-) -> MemberSession:
-    """Join the group and start receiving; ``make`` creates the receiver's settings, ``url`` is announced to the group.
-
-    Raises:
-        BrokerUnavailable: no broker answered in time, or it refused.
-        ConfigError: a topic's setting is wrong, or there is nothing to serve.
-    """
-    cluster = cluster_of(settings)
-    queues = cluster.queues()
-    session: MemberSession | None = None
-    try:
-        topics = await cluster.topics()
-        await queues.start()
-        definitions = queues.definitions
-        membership.refuse_empty(definitions)
-        serving, refused = await membership.plan(cluster, settings.names, topics, definitions, {})
-        if refused and len(refused) == len(membership.queues(definitions)):
-            raise ConfigError(next(iter(refused.values())))
-        session = MemberSession(membership, settings, cluster, topics, queues, serving, make, how, instance_id, url)
-        await session.connect()
-        session.start()
-    except BaseException:
-        await to_its_end(queues.stop() if session is None else session.end(0, release=False))
-        raise
-    return session
-
-
 class MemberSession(ConsumerSession):
     """The session of a :class:`marq.Consumer`: it joins a group and follows the definitions of queues."""
 
@@ -284,7 +247,7 @@ class MemberSession(ConsumerSession):
         topics: Topics,
         queues: DefinitionsView,
         serving: Serving,
-        make: MakeSettings,
+        receiver_settings: ReceiverSettings,
         how: str,
         instance_id: str | None,
         url: str,
@@ -305,7 +268,6 @@ class MemberSession(ConsumerSession):
         # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
         committed = how == TRANSACTIONAL
         reader = cluster.member(self._group, serving, instance_id, committed=committed, url=url)
-        receiver_settings = make(topics, definitions)
         self.buffer = PrefetchBuffer(membership.name, ahead=receiver_settings.prefetch)
         super().__init__(
             cluster,

@@ -1,4 +1,4 @@
-"""Step 5 of :mod:`marq.consumer.receiver`: outcomes and RENEWs are written, and leases end.
+"""Step 5 of :mod:`marq.consumer.receiver`: outcomes, starts and RENEWs are written, and leases end.
 
 One task decides when to write what :mod:`marq.leases.held` has decided; all others only append. At most one write of
 outcomes and one of RENEWs are in progress: the next batch of outcomes grows meanwhile, so batches are large under load
@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
-from dataclasses import dataclass, field
 from math import inf
 from typing import Any, Protocol
 
@@ -149,7 +148,7 @@ class OutcomeWriter:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._fail_waiters()
-        self._lost.write(self.now_s(), stopping=True)
+        self._lost.write(self.now_s(), self.settings, stopping=True)
         return written
 
     @property
@@ -303,9 +302,9 @@ class OutcomeWriter:
         self._begin(self._write(outcomes), "marq-outcomes")
 
     async def _write(self, outcomes: OutcomeBatch) -> None:
-        records, pause_s = self._records(outcomes.markers), FIRST_RETRY_S
-        while True:
-            sent_s = self.now_s()
+        sent_s, pause_s = self.now_s(), FIRST_RETRY_S
+        # Empty if it has only starts, and their leases have ended meanwhile.
+        while records := self._records([*outcomes.markers, *self.held.starts(outcomes.starting, sent_s)]):
             try:
                 await self._writer.write(records, WRITE_LIMIT_S)
                 break
@@ -313,7 +312,7 @@ class OutcomeWriter:
                 # Some markers may have been written. Writing them twice changes nothing, so all are written again.
                 self._not_written.write(self.now_s(), len(records), error)
             await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, MAX_RETRY_S)
+            sent_s, pause_s = self.now_s(), min(pause_s * 2, MAX_RETRY_S)
         self.held.written(outcomes, sent_s, self.now_s())
         if outcomes.ended:
             self._listener.settled(outcomes.ended)
@@ -355,49 +354,35 @@ class OutcomeWriter:
         """Lose leases at the moment they end."""
         now_s = self.now_s()
         for lost in self.held.expire(now_s):
-            self._lost.add(lost.batch, lost.offsets, self.settings.max_lease_of(lost.batch.queue))
+            self._lost.add(lost)
             self._listener.lost(lost)
-        self._lost.write(now_s)
+        self._lost.write(now_s, self.settings)
         self._expiry_s = self.held.next_expiry_s(now_s)
 
 
-@dataclass(slots=True)
-class _LostOfQueue:
-    """The lost leases of a queue that the log does not mention yet; times are monotonic seconds."""
-
-    partition: int
-    offset: int
-    taken_s: float
-    max_lease_ms: int
-    messages: int = 0
-
-
-@dataclass(slots=True)
 class LostLeases:
     """Log lines about lost leases: one for a queue at once, then summaries, so that an outage adds few lines."""
 
-    _lost: dict[tuple[str, int], _LostOfQueue] = field(default_factory=dict)
-    _logged_s: dict[tuple[str, int], float] = field(default_factory=dict)
+    def __init__(self) -> None:
+        #: Those that the log does not mention yet, by queue and level.
+        self._lost: dict[tuple[str, int], list[Lost]] = {}
+        self._logged_s: dict[tuple[str, int], float] = {}
 
-    def add(self, batch: LeasedBatch, offsets: Sequence[int], max_lease_ms: int) -> None:
-        """Note the offsets of a batch whose leases have ended."""
-        key = (batch.queue, logging.DEBUG if batch.ends else logging.WARNING)
-        lost = self._lost.get(key)
-        if lost is None:
-            lost = self._lost[key] = _LostOfQueue(batch.source.partition, min(offsets), batch.taken_s, max_lease_ms)
-        lost.taken_s = min(lost.taken_s, batch.taken_s)
-        lost.messages += len(offsets)
+    def add(self, lost: Lost) -> None:
+        level = logging.DEBUG if lost.batch.ends else logging.WARNING
+        self._lost.setdefault((lost.batch.queue, level), []).append(lost)
 
-    def write(self, now_s: float, *, stopping: bool = False) -> None:
+    def write(self, now_s: float, settings: ReceiverSettings, *, stopping: bool = False) -> None:
         """Write the lines that are due, or all of them before a stop."""
         for key in list(self._lost):
             if stopping or now_s - self._logged_s.get(key, -inf) >= SUMMARY_S:
-                lost = self._lost.pop(key)
-                self._logged_s[key] = now_s
                 queue, level = key
+                lost, self._logged_s[key] = self._lost.pop(key), now_s
                 log.log(
                     level,
                     "leases lost, the messages will be redelivered: queue=%s messages=%d first_partition=%d"
                     " first_offset=%d held=%.0fs max_lease=%gs",
-                    queue, lost.messages, lost.partition, lost.offset, now_s - lost.taken_s, lost.max_lease_ms / 1000,
+                    queue, sum([len(some.offsets) for some in lost]), lost[0].batch.source.partition,
+                    min(lost[0].offsets), now_s - min([some.batch.taken_s for some in lost]),
+                    settings.max_lease_of(queue) / 1000,
                 )  # fmt: skip

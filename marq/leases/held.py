@@ -30,7 +30,7 @@ from marq.core.redeliver_or_dead_letter import is_exhausted
 from marq.kafka.records import Records, Row
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import AT_MOST_ONCE, BLOCK, QueueSettings
-from marq.wire.markers import ANY_QUEUE, BLOCKED_MS, LAST, Ack, Reject, Release, Renew, Source
+from marq.wire.markers import ANY_QUEUE, BLOCKED_MS, LAST, Ack, Dispatch, Reject, Release, Renew, Source
 from marq.wire.record_headers import origin
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _NO_TIMES = cast("dict[int, float]", MappingProxyType({}))
 _DEFAULTS = QueueSettings()
 
 #: A marker of a consumer about messages that it or another consumer holds.
-OutcomeMarker = Ack | Release | Reject | Renew
+OutcomeMarker = Ack | Release | Reject | Renew | Dispatch
 
 
 class Released(NamedTuple):
@@ -61,15 +61,11 @@ class Released(NamedTuple):
 
 
 class Renewed(NamedTuple):
-    """A message with a RENEW of its own.
-
-    The lease may become shorter only if it is to end ``exactly`` then; ``started``: a program is about to see it.
-    """
+    """A message with a RENEW of its own. The lease may become shorter only if it is to end ``exactly`` then."""
 
     offset: int
     lease_ms: int
     exactly: bool
-    started: bool
 
 
 class Keeper(Protocol):
@@ -98,8 +94,8 @@ class LeasedBatch:
 
     __slots__ = (
         "acked", "breaker", "codec", "decided", "dirty", "ends", "expires_s", "fixed_ms", "holder", "in_order",
-        "keeper", "lease_s", "open", "own_expiry_s", "own_topic", "perhaps_started", "queue", "records", "rejected",
-        "released", "renewed", "settings", "source", "started", "starts_first", "taken_s", "waiting",
+        "keeper", "lease_s", "open", "own_expiry_s", "own_topic", "queue", "records", "rejected", "released", "renewed",
+        "settings", "source", "started", "starting", "starts_first", "taken_s", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -126,10 +122,8 @@ class LeasedBatch:
         self.breaker: QueueBreaker | None = None
         #: True if the starts of some messages have to be written before user code sees them.
         self.starts_first = False
-        #: Offsets whose start is in the log, so that the attempt counts if the lease expires.
+        #: Offsets of messages that user code has, and whose start is in the log or on its way there.
         self.started = _NO_OFFSETS
-        #: Offsets of messages that user code has had for a while, and whose start may be in the log.
-        self.perhaps_started = _NO_OFFSETS
         #: True if the messages keep their places when they are released or lost: the next attempt has the same holder.
         self.in_order = False
         #: Offsets that wait for earlier messages with their keys; they are not in flight yet.
@@ -155,6 +149,8 @@ class LeasedBatch:
         self.released: list[Released] = _NOTHING
         self.rejected: list[tuple[int, str]] = _NOTHING
         self.renewed: list[Renewed] = _NOTHING
+        #: Offsets whose start is not written yet.
+        self.starting: list[int] = _NOTHING
 
     @property
     def at_most_once(self) -> bool:
@@ -184,24 +180,27 @@ class LeasedBatch:
         part.open = set(offsets)
         part.fixed_ms, part.settings, part.breaker = lease_ms, self.settings, self.breaker
         part.in_order, part.starts_first = self.in_order, self.starts_first
-        part.started, part.perhaps_started = self.started, self.perhaps_started
+        part.started = self.started
         part.expires_s = min(part.expires_s, *(self.expiry_s(offset) for offset in offsets))
         self.open.difference_update(offsets)
         for offset in offsets:
-            part.renew(offset, lease_ms, exactly=True, started=started)
+            part.renew(offset, lease_ms, exactly=True)
+            if started:
+                part.start(offset)
         return part
 
+    def start(self, offset: int) -> None:
+        """Queue the start of a message: user code has it, or will have it when the start is durable."""
+        if not self.starting:
+            self.starting = []
+        self.starting.append(offset)
+        self.touch()
+
     def note_start(self, offset: int) -> None:
-        """Note that the start of a message is in the log."""
+        """Note that user code has a message whose start is in the log or on its way there."""
         if not self.started:
             self.started = set()
         self.started.add(offset)
-
-    def note_unconfirmed_start(self, offset: int) -> None:
-        """Note that user code has a message, and that its start is being written."""
-        if not self.perhaps_started:
-            self.perhaps_started = set()
-        self.perhaps_started.add(offset)
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
@@ -274,10 +273,10 @@ class LeasedBatch:
         self.rejected.append((offset, reason))
         self.touch()
 
-    def renew(self, offset: int, lease_ms: int, *, exactly: bool = False, started: bool = False) -> None:
+    def renew(self, offset: int, lease_ms: int, *, exactly: bool = False) -> None:
         if not self.renewed:
             self.renewed = []
-        self.renewed.append(Renewed(offset, lease_ms, exactly, started))
+        self.renewed.append(Renewed(offset, lease_ms, exactly))
         self.touch()
 
 
@@ -291,12 +290,16 @@ class Ended(NamedTuple):
 
 
 class OutcomeBatch(NamedTuple):
-    """Outcomes to write, and RENEWs of single messages. ``left``: how many messages of each batch are not held now."""
+    """Outcomes to write, RENEWs of single messages, and the offsets of those whose starts to write.
+
+    ``left``: how many messages of each batch are not held now.
+    """
 
     markers: Sequence[OutcomeMarker]
     ended: Sequence[Ended]
     left: Sequence[tuple[LeasedBatch, int]]
     renewed: Sequence[tuple[LeasedBatch, Sequence[Renewed]]]
+    starting: Sequence[tuple[LeasedBatch, Sequence[int]]]
 
 
 class Share(NamedTuple):
@@ -366,14 +369,33 @@ class Held:
         foreign, self._foreign = self._foreign, []
         markers: list[OutcomeMarker] = [*_joined(foreign), *_ack_batches(dirty, now_s), *_other_batches(dirty)]
         renewed = [(batch, batch.renewed) for batch in dirty if batch.renewed]
+        starting = [(batch, batch.starting) for batch in dirty if batch.starting]
         # Only messages that keep their places have others waiting for them.
         ended = [Ended(batch, tuple(batch.acked), batch.released, batch.rejected) for batch in dirty if batch.in_order]
-        return OutcomeBatch(markers, ended, [(batch, _leave(batch)) for batch in dirty], renewed)
+        return OutcomeBatch(markers, ended, [(batch, _leave(batch)) for batch in dirty], renewed, starting)
+
+    def starts(self, starting: Iterable[tuple[LeasedBatch, Sequence[int]]], now_s: float) -> Iterator[Dispatch | Renew]:
+        """Return the markers of starts, except those of messages whose leases have ended.
+
+        User code will not see these. A tracker that is late would count their attempts, or abandon them.
+        """
+        groups: dict[tuple[str, int, Source, bool], set[int]] = {}
+        for batch, offsets in starting:
+            leased = [offset for offset in offsets if offset in batch.open and now_s < batch.expiry_s(offset)]
+            if leased:
+                key = (batch.queue, batch.holder, batch.source, batch.at_most_once)
+                groups.setdefault(key, set()).update(leased)
+        for (queue, holder, source, at_most_once), members in groups.items():
+            if at_most_once:
+                yield Dispatch(queue, holder, source, sorted(members), self._settings.lease_of(queue))
+            else:
+                # It must not lengthen the lease: that would hide the message if this process died.
+                yield Renew(queue, holder, source, sorted(members), 0, started=True)
 
     def written(self, outcomes: OutcomeBatch, sent_s: float, now_s: float) -> None:
         """Change leases whose own RENEW is durable, counted from before it was sent; a late RENEW has no effect."""
         for batch, renewed in outcomes.renewed:
-            for offset, lease_ms, exactly, _ in renewed:
+            for offset, lease_ms, exactly in renewed:
                 until_s, before_s = sent_s + lease_ms / 1000, batch.expiry_s(offset)
                 if before_s > now_s and (exactly or until_s > before_s):
                     if not batch.own_expiry_s:
@@ -469,7 +491,7 @@ def _leave(batch: LeasedBatch) -> int:
         held.difference_update([release.offset for release in batch.released])
     if batch.rejected:
         held.difference_update([offset for offset, _ in batch.rejected])
-    batch.released = batch.rejected = batch.renewed = _NOTHING
+    batch.released = batch.rejected = batch.renewed = batch.starting = _NOTHING
     return before - len(held) - (waited - len(waiting & held) if waiting else 0)
 
 
@@ -498,8 +520,8 @@ def _other_batches(dirty: Sequence[LeasedBatch]) -> Iterator[OutcomeMarker]:
         rejected = {offset: reason for batch in batches for offset, reason in batch.rejected}
         if rejected:
             yield Reject(queue, holder, source, sorted(rejected), [rejected[offset] for offset in sorted(rejected)])
-        for (lease_ms, exactly, started), offsets in _by_lease([one for batch in batches for one in batch.renewed]):
-            yield Renew(queue, holder, source, offsets, lease_ms, exactly=exactly, started=started)
+        for (lease_ms, exactly), offsets in _by_lease([one for batch in batches for one in batch.renewed]):
+            yield Renew(queue, holder, source, offsets, lease_ms, exactly=exactly)
 
 
 def _ack_batches(dirty: Sequence[LeasedBatch], now_s: float) -> Iterator[Ack]:
@@ -531,14 +553,13 @@ def _releases(queue: str, holder: int, source: Source, released: dict[int, Relea
         yield Release(queue, holder, source, offsets, delays, counted, errors)
 
 
-def _by_lease(renewed: Sequence[Renewed]) -> Iterator[tuple[tuple[int, bool, bool], list[int]]]:
+def _by_lease(renewed: Sequence[Renewed]) -> Iterator[tuple[tuple[int, bool], list[int]]]:
     """Return the leases with their offsets; several RENEWs of a message become one with their effect."""
-    leases: dict[int, tuple[int, bool, bool]] = {}
-    for offset, lease_ms, exactly, started in renewed:
-        before_ms, to_the_point, seen = leases.get(offset, (0, False, False))
-        longest_ms = lease_ms if exactly else max(lease_ms, before_ms)
-        leases[offset] = (longest_ms, exactly or to_the_point, started or seen)
-    groups: dict[tuple[int, bool, bool], list[int]] = {}
+    leases: dict[int, tuple[int, bool]] = {}
+    for offset, lease_ms, exactly in renewed:
+        before_ms, to_the_point = leases.get(offset, (0, False))
+        leases[offset] = (lease_ms if exactly else max(lease_ms, before_ms), exactly or to_the_point)
+    groups: dict[tuple[int, bool], list[int]] = {}
     for offset in sorted(leases):
         groups.setdefault(leases[offset], []).append(offset)
     yield from groups.items()

@@ -18,8 +18,8 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         "order concurrent",
         ("            self._listener.settled(outcomes.ended)\n", "            pass\n"),
         (
-            "        records, pause_s = self._records(",
-            "        self._listener.settled(outcomes.ended)\n        records, pause_s = self._records(",
+            "        sent_s, pause_s = self.now_s(), FIRST_RETRY_S\n",
+            ("        self._listener.settled(outcomes.ended)\n        sent_s, pause_s = self.now_s(), FIRST_RETRY_S\n"),
         ),
         marker_slow=0.5,
     ),

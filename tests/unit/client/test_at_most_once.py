@@ -215,15 +215,16 @@ class BrokenWriter:
 
 
 async def test_an_error_that_no_retry_can_repair_ends_the_run(rig: Rig) -> None:
-    rig.receiver.starts._writer = BrokenWriter()
-    pool = rig.work(HangingEach(), 2)
+    rig.receiver.writer._writer = BrokenWriter()
+    handler = HangingEach()
+    pool = rig.work(handler, 2)
 
-    with pytest.raises(RuntimeError, match="a bug"):
-        async with asyncio.timeout(60):
-            await pool.done()
+    async with asyncio.timeout(60):
+        await rig.receiver.failed.wait()
+        await pool.done()
 
-    await rig.settler.until(lambda: sorted(rig.released)[:2] == [0, 1])
-    await asyncio.gather(*pool.tasks, return_exceptions=True)
+    assert "a bug" in str(rig.receiver.error)
+    assert handler.seen == []
 
 
 async def test_of_several_queues_that_are_taken_together_only_those_that_deliver_at_most_once_are_dispatched(

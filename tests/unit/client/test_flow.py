@@ -156,10 +156,9 @@ async def test_a_cycle_that_has_not_begun_at_the_stop_acquires_nothing(make_rig)
     begin, stops = rig.receiver._begin_cycle, []
 
     def begin_and_stop(*arguments):
-        cycle = begin(*arguments)
+        begin(*arguments)
         rig.receiver._stopping = True
-        stops.append(cycle)
-        return cycle
+        stops.append(rig.receiver._cycles[-1])
 
     rig.receiver._begin_cycle = begin_and_stop
     rig.reader.add(P0, *records(0))

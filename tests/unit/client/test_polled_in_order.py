@@ -111,7 +111,7 @@ async def test_a_message_is_released_if_its_partition_is_revoked_during_the_poll
     await spin(100)
 
     # Otherwise its group would wait for a lease that no client has.
-    assert [batch.lease_ms for batch in polled.rig.settler.of(Renew)] == [VISIBLE_MS]
+    assert [batch.lease_ms for batch in polled.rig.settler.of(Renew) if batch.exactly] == [VISIBLE_MS]
     assert polled.rig.released == {0: (0, False, "")}
     poll.cancel()
     await asyncio.gather(poll, return_exceptions=True)
@@ -141,7 +141,7 @@ async def test_a_message_that_no_poll_returned_keeps_its_attempt_in_an_outage(po
 async def test_a_message_that_a_poll_returned_loses_an_attempt_with_its_lease(polled: Polled) -> None:
     polled.rig.reader.add(P0, record(0, "a"))
     await polled.poll()
-    assert [batch.started for batch in polled.rig.settler.of(Renew)] == [True]
+    assert [batch.started for batch in polled.rig.settler.of(Renew)] == [False, True]
     polled.tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
     await polled.rig.clock.advance(VISIBLE_MS / 1000 + 1)
 
