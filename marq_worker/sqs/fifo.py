@@ -30,11 +30,12 @@ from marq.wire.names import DEDUPLICATION_ID_HEADER, ORDERING_KEY_HEADER
 from marq.wire.names import SEQUENCE_HEADER as MARQ_SEQUENCE_HEADER
 from marq.wire.record_headers import sequence_text
 from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.peers import Peers
 from marq_worker.sqs.polling import LeaseLookup, PolledConsumer, PolledInOrder, TokenSettler, own_headers
-from marq_worker.sqs.receiving import QueueReceiver, SqsDelivery
+from marq_worker.sqs.receiving import QueueReceiver
 from marq_worker.sqs.settling import DeliveryHandle
 
 log = logging.getLogger("marq.sqs")

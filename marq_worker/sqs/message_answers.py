@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marq_worker.sqs.characters import is_text
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.message_attributes import (
     OWN_HEADER,
     asks_for_all,
@@ -16,9 +17,6 @@ from marq_worker.sqs.message_attributes import (
     md5_of_body,
     selected,
 )
-
-if TYPE_CHECKING:
-    from marq_worker.sqs.receiving import SqsDelivery
 
 #: Headers for the id of a message's group, which names a tenant in a standard queue, and for X-Ray's trace.
 GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"

@@ -18,6 +18,7 @@ from marq.wire.record_headers import sequence_text
 from marq_worker.message_uuids import MessageIds
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.aws_json import TRACE
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import send_options
@@ -27,7 +28,7 @@ from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, t
 from marq_worker.sqs.message_limits import check_size
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
-from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers, SqsDelivery
+from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers
 from marq_worker.sqs.settling import Settler, change_visibility
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import is_being_purged

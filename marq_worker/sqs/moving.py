@@ -13,10 +13,11 @@ from typing import Any
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq_worker.sqs.attributes import queue_of_arn
 from marq_worker.sqs.counts import MessageCounts
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.receive_limits import OldMessages, without_old
-from marq_worker.sqs.receiving import QueueReceiver, Receivers, SqsDelivery
+from marq_worker.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.sqs.settling import Settler
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks

@@ -38,7 +38,6 @@ from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Ack, Release, Renew, Resume, Source
 from marq.wire.names import RESERVED_HEADER
-from marq.wire.record_headers import first_received_ms, origin, record_id
 
 #: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
 #: is short, even if the queue's own lease lasts hours.
@@ -149,42 +148,6 @@ def _fail(asked: Sequence[_Asked], error: MarqError) -> None:
     for _, answer in asked:
         if not answer.done():
             answer.set_exception(error)
-
-
-class Described(NamedTuple):
-    """A message as another process can receive it; times are in milliseconds since 1970.
-
-    ``first_received_ms`` is 0 if it is unknown or this is the first delivery. ``available_ms`` is when the message
-    could first be received: later than ``sent_ms`` if it was delayed or redriven, or its sender chose its timestamp.
-    """
-
-    token: Token
-    id: str
-    attempt: int
-    sent_ms: int
-    body: bytes
-    headers: dict[str, bytes | None]
-    first_received_ms: int = 0
-    available_ms: int = 0
-
-
-def described(message: Message) -> Described:
-    """Return the parts of a message; looking up each of them costs several times as much."""
-    held, offset = message._batch, message._offset
-    record = held.record(offset)
-    token = Token(held.queue, held.holder, held.source, offset)
-    if not record.headers:
-        sent_ms = record.timestamp
-        return Described(token, record_id(held.source.log, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
-    facts = origin(held.source, offset, record.timestamp, record.headers)
-    received_ms = first_received_ms(record.headers)
-    # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,
-    # its record is that first delivery, or its age is unknown. The message must not count as older than it is.
-    known = facts.attempt > 1 and received_ms
-    available_ms = max(facts.first_sent_ms, received_ms) if known else record.timestamp
-    return Described(
-        token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers, received_ms, available_ms
-    )
 
 
 class PolledConsumer(Consumer):

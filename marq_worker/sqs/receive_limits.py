@@ -12,8 +12,8 @@ from typing import NamedTuple
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.dead_letters import DeadLetterSender
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.settling import Settler
 from marq_worker.sqs.sqs_queues import Directory
 

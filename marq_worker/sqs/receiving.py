@@ -10,25 +10,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from math import ceil, inf
-from typing import Any, NamedTuple, Self
+from math import ceil
+from typing import Any
 
-from marq.client import message_token
 from marq.client.background import until_set
-from marq.client.message_token import Token
-from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.sqs.deleted_messages import DeletedMessages
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polling import PolledConsumer, TokenSettler, described
+from marq_worker.sqs.polling import PolledConsumer, TokenSettler
 
 log = logging.getLogger("marq.sqs")
 
@@ -52,82 +49,6 @@ STOP_S = 4.0
 #: An answer to another endpoint ends with the message that reaches this size. The others stay in the consumer's buffer,
 #: because the tracker would have to write each released message again.
 MAX_ANSWER_BYTES = 4 << 20
-
-
-class SqsDelivery(NamedTuple):
-    """A leased message for one poll; times are in milliseconds since 1970."""
-
-    token: Token
-    id: str
-    attempt: int
-    sent_ms: int
-    body: bytes
-    headers: Mapping[str, bytes | None]
-    #: 0 if it is unknown, or this is the first delivery.
-    first_received_ms: int = 0
-    #: When it could first be received; 0 if it is unknown.
-    available_ms: int = 0
-    #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
-    url: str = ""
-    #: When it was received, by the brokers' clock; 0 if that is unknown.
-    received_ms: int = 0
-    #: When its lease ends, in seconds of this machine's monotonic clock.
-    until_s: float = inf
-
-    @classmethod
-    def of(cls, message: Message, consumer: PolledConsumer) -> Self:
-        until_s = time.monotonic() + consumer.left_s(message)
-        return cls(*described(message), received_ms=consumer.broker_ms() or 0, until_s=until_s)
-
-    @property
-    def is_leased(self) -> bool:
-        """Whether its lease has not ended. Otherwise, no poll may return it, because another client may have it."""
-        return time.monotonic() < self.until_s
-
-    @property
-    def age_s(self) -> float:
-        """For how long it has been available; 0 if that is unknown."""
-        return (self.received_ms - self.available_ms) / 1000 if self.received_ms and self.available_ms else 0.0
-
-    def document(self, asked_s: float) -> dict[str, Any]:
-        """Return the delivery as JSON for another endpoint, whose request arrived at this monotonic time."""
-        headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
-        return {
-            "token": message_token.encode(self.token),
-            "id": self.id,
-            "attempt": self.attempt,
-            "sent_ms": self.sent_ms,
-            "body": b64encode(self.body).decode(),
-            "headers": headers,
-            "first_received_ms": self.first_received_ms,
-            "available_ms": self.available_ms,
-            "url": self.url,
-            "received_ms": self.received_ms,
-            "lease_ms": None if self.until_s == inf else round((self.until_s - asked_s) * 1000),
-        }
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any], asked_s: float) -> Self:
-        """Read the answer to a request that was sent at this monotonic time.
-
-        The request arrived later, so the lease seems to end too early, but never too late.
-        """
-        lease_ms = document.get("lease_ms")
-        headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
-        return cls(
-            message_token.decode(document["token"]),
-            document["id"],
-            document["attempt"],
-            document["sent_ms"],
-            b64decode(document["body"]),
-            headers,
-            # Endpoints of earlier versions do not send these fields.
-            document.get("first_received_ms", 0),
-            document.get("available_ms", 0),
-            document["url"],
-            document.get("received_ms", 0),
-            inf if lease_ms is None else asked_s + lease_ms / 1000,
-        )
 
 
 def end_of_poll_s(now_s: float, wait_s: float) -> float:

@@ -18,11 +18,11 @@ from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.sqs import moving
 from marq_worker.sqs.counts import MessageCounts
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.sqs.receive_limits import OldMessages
-from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, QueueTasks
 

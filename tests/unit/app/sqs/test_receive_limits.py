@@ -16,12 +16,12 @@ from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.sqs import message_operations, receive_limits, receiving
+from marq_worker.sqs import deliveries, message_operations, receive_limits
 from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
-from marq_worker.sqs.receiving import SqsDelivery
 from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
@@ -309,7 +309,7 @@ async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() 
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Return a rig whose clock moves during renewals only."""
     rig = Rig()
-    for module in (receiving, message_operations):
+    for module in (deliveries, message_operations):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: rig.now_s))
     return rig
 
