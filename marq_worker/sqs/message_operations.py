@@ -26,10 +26,10 @@ from marq_worker.sqs.handles import Handle, Handles
 from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.sqs.message_limits import check_size
+from marq_worker.sqs.outcomes import Outcomes, change_visibility
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
 from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers
-from marq_worker.sqs.settling import Settler, change_visibility
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import is_being_purged
 from marq_worker.sqs.visibility import VisibilityChanges
@@ -67,7 +67,7 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Settler,
+        settler: Outcomes,
         limits: ReceiveLimits,
         visibility: VisibilityChanges,
         handles: Handles,

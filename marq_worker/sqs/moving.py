@@ -16,9 +16,9 @@ from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.receive_limits import OldMessages, without_old
 from marq_worker.sqs.receiving import QueueReceiver, Receivers
-from marq_worker.sqs.settling import Settler
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks
 
@@ -66,7 +66,7 @@ class Mover:
         directory: Directory,
         receivers: Receivers,
         send: Send,
-        settler: Settler,
+        settler: Outcomes,
         old_messages: OldMessages,
         count: Callable[[str], Awaitable[MessageCounts]],
         clock: Callable[[], float] = time.monotonic,

@@ -37,7 +37,6 @@ from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Ack, Release, Renew, Resume, Source
-from marq.wire.names import RESERVED_HEADER
 
 #: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
 #: is short, even if the queue's own lease lasts hours.
@@ -333,11 +332,6 @@ class SourceOffset(NamedTuple):
 
     source: Source
     offset: int
-
-
-def own_headers(message: Message) -> dict[str, bytes | None]:
-    """Return the headers of a message that Marq wrote, which :attr:`Message.headers` leaves out."""
-    return {name: value for name, value in message._record.headers if name.startswith(RESERVED_HEADER)}
 
 
 class PolledInOrder(PolledConsumer):

@@ -14,7 +14,7 @@ from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.settling import Settler
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
@@ -51,7 +51,7 @@ def without_old(
 class OldMessages:
     """Deletes messages that are too old, and logs how many."""
 
-    def __init__(self, settler: Settler) -> None:
+    def __init__(self, settler: Outcomes) -> None:
         self._settler = settler
         #: Deleted messages since the last log line, by queue, until the next line is due.
         self._unlogged: dict[str, int] = {}
@@ -86,7 +86,7 @@ class ReceiveLimits:
     def __init__(
         self,
         directory: Directory,
-        settler: Settler,
+        settler: Outcomes,
         dead_letters: DeadLetterSender,
         old_messages: OldMessages,
         clock: Callable[[], float] = time.monotonic,

@@ -19,13 +19,15 @@ from math import ceil
 from typing import Any
 
 from marq.client.background import until_set
+from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.sqs.deleted_messages import DeletedMessages
 from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.outcomes import Outcomes, SettleRequest
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polling import PolledConsumer, TokenSettler
+from marq_worker.sqs.polling import PolledConsumer
 
 log = logging.getLogger("marq.sqs")
 
@@ -70,11 +72,11 @@ class QueueReceiver:
     #: Whether it keeps messages until they are settled.
     keeps = False
 
-    def __init__(self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
+    def __init__(self, queue: str, client: ClientSettings, url: str, outcomes: Outcomes, peers: Peers) -> None:
         self._queue = queue
         self._client = client
         self._url = url
-        self._settler = settler
+        self._outcomes = outcomes
         self._peers = peers
         self.deleted = DeletedMessages()
         #: Polls that wait now, how many messages they want, and when the last one ended.
@@ -178,12 +180,15 @@ class QueueReceiver:
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        return [SqsDelivery.of(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
+        return [self._delivery(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
+
+    def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
+        return SqsDelivery.of(message, consumer)
 
     async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
         try:
-            await self._settler.release([delivery.token for delivery in deliveries], counted=False)
-        except MarqError as error:
+            await self._outcomes.release(deliveries, counted=False)
+        except (MarqError, SqsError) as error:
             log.warning(
                 "queue %r: %d messages were not released, their leases will expire: %s",
                 self._queue, len(deliveries), error,
@@ -191,10 +196,14 @@ class QueueReceiver:
 
     async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
-        await self._settler.ack([delivery.token for delivery in deliveries])
+        await self._outcomes.ack(deliveries)
 
     def _check(self) -> None:
         """Do periodic work."""
+
+    async def settle(self, outcome: SettleRequest) -> bool:
+        """Settle a message that is kept here; return False if this delivery is not."""
+        return False
 
     # --- the consumer -------------------------------------------------------------------------------------------------
 

@@ -26,13 +26,14 @@ from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
-from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver, Outcomes
+from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver
 from marq_worker.sqs.handles import Handles
 from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.moving import Mover
 from marq_worker.sqs.operations import Operations
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.peers import Peers
 from marq_worker.sqs.polling import LeaseLookup, TokenSettler
 from marq_worker.sqs.queue_operations import QueueOperations
@@ -164,11 +165,8 @@ class SqsEndpoint(Service):
         return is_fifo(queue) or self._queues.definitions.settings(queue).by_key
 
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
-        if is_fifo(queue):
-            return FifoReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
-        if self._keeps(queue):
-            return KeptReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
-        return QueueReceiver(queue, self._client, url, self._settler, self._peers)
+        kind = FifoReceiver if is_fifo(queue) else KeptReceiver if self._keeps(queue) else QueueReceiver
+        return kind(queue, self._client, url, self._outcomes, self._peers)
 
     @Service.task
     async def _drop_idle(self) -> None:

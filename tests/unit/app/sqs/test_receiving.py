@@ -20,6 +20,7 @@ from marq_worker.sqs import receiving
 from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, DeletedMessages
 from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.polling import PolledConsumer, TokenSettler
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
@@ -513,7 +514,8 @@ async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_th
         async with TokenSettler(client) as settler, marq.Producer(broker.address) as producer:
             for headers in ({}, {"large": bytes(1_000)}):
                 await producer.send_many("emails", [bytes(10 if headers else 1_000)] * 10, headers=headers)
-            receiver = QueueReceiver("emails", client, "", settler, nobody)
+            outcomes = Outcomes("", settler, nobody, nobody, nobody)
+            receiver = QueueReceiver("emails", client, "", outcomes, nobody)
             answers: list[list[SqsDelivery]] = []
             while sum(map(len, answers)) < 20:
                 answers.append(await receiver.poll_for_peer(100, 1))
