@@ -12,8 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marq.settings.queue import QueueSettings
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
 
+#: Maximum visibility timeout, delay and wait for messages, in seconds.
+MAX_VISIBILITY_S, MAX_DELAY_S, MAX_WAIT_S = 43_200, 900, 20
+#: Maximum size of a message (body and attributes), and of all messages of a batch together.
+MAX_MESSAGE_BYTES = 1_048_576
 #: Names that GetQueueAttributes reports and no client can set.
 READ_ONLY = frozenset(
     {
@@ -47,7 +51,7 @@ class QueueAttributes:
     #: None if only Kafka's retention applies: no SQS client has created the queue or set this attribute.
     retention_s: int | None = 345_600
     wait_s: int = 0
-    maximum_message_bytes: int = 1_048_576
+    maximum_message_bytes: int = MAX_MESSAGE_BYTES
     #: Name of the queue in the redrive policy's ARN; all three or none are None.
     dead_letter_queue: str | None = None
     max_receive_count: int | None = None
@@ -84,11 +88,11 @@ class QueueAttributes:
 
 #: Attribute -> field, least and largest value.
 _INTEGERS = {
-    "VisibilityTimeout": ("visibility_timeout_s", 0, 43_200),
-    "DelaySeconds": ("delay_s", 0, 900),
+    "VisibilityTimeout": ("visibility_timeout_s", 0, MAX_VISIBILITY_S),
+    "DelaySeconds": ("delay_s", 0, MAX_DELAY_S),
     "MessageRetentionPeriod": ("retention_s", 60, 1_209_600),
-    "ReceiveMessageWaitTimeSeconds": ("wait_s", 0, 20),
-    "MaximumMessageSize": ("maximum_message_bytes", 1_024, 1_048_576),
+    "ReceiveMessageWaitTimeSeconds": ("wait_s", 0, MAX_WAIT_S),
+    "MaximumMessageSize": ("maximum_message_bytes", 1_024, MAX_MESSAGE_BYTES),
 }
 #: Values of attributes of FIFO queues in SQS's spelling.
 _FIFO_CHOICES = {
@@ -124,7 +128,7 @@ def read_attributes(
 
 
 def differing_attribute(
-    attributes: Mapping[str, str], existing: QueueAttributes, maximum_bytes: int = 1_048_576
+    attributes: Mapping[str, str], existing: QueueAttributes, maximum_bytes: int = MAX_MESSAGE_BYTES
 ) -> str | None:
     """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
@@ -151,9 +155,9 @@ def queue_options(attributes: QueueAttributes, named: Mapping[str, str]) -> dict
     """Return the settings of Marq that the named attributes become, as for :meth:`Queues.change`."""
     options: dict[str, Any] = {}
     if "VisibilityTimeout" in named:
-        # The longest that SQS allows: clients may extend each lease up to it.
-        most_s = _INTEGERS["VisibilityTimeout"][2]
-        options["lease"], options["max_lease"] = max(attributes.visibility_timeout_s, _LEAST_LEASE_S), most_s
+        options["lease"] = max(attributes.visibility_timeout_s, _LEAST_LEASE_S)
+        # Clients may extend each lease up to it.
+        options["max_lease"] = MAX_VISIBILITY_S
     if "DelaySeconds" in named and not attributes.fifo:
         options["delay"] = attributes.delay_s
     return options
@@ -178,7 +182,7 @@ def queue_of_arn(arn: str) -> str:
     """Return the name in the ARN of a queue. Raises SqsError."""
     parts = arn.split(":")
     if len(parts) != 6 or parts[:3] != ["arn", "aws", "sqs"] or not parts[5]:
-        raise SqsError("InvalidParameterValue", f"expected arn:aws:sqs:REGION:ACCOUNT:QUEUE, got {arn[:120]!r}")
+        raise invalid(f"expected arn:aws:sqs:REGION:ACCOUNT:QUEUE, got {arn[:120]!r}")
     return parts[5]
 
 
@@ -278,7 +282,7 @@ def _document(name: str, value: str) -> dict[str, Any]:
 
 
 def _wrong_policy(name: str, expected: str) -> SqsError:
-    return SqsError("InvalidParameterValue", f"{name}: expected {expected}")
+    return invalid(f"{name}: expected {expected}")
 
 
 def _wrong_value(name: str, expected: str) -> SqsError:

@@ -2,7 +2,7 @@
 
 Types and required members come from botocore's model of SQS, so each operation has one reader that is built from its
 input shape. Members that the model lacks are dropped, because newer clients send some. The model has no limits;
-see :mod:`marq_worker.sqs.call_limits`.
+see :mod:`marq_worker.sqs.limits`.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from marq.wire.names import SEQUENCE_HEADER as MARQ_SEQUENCE_HEADER
 from marq.wire.record_headers import sequence_text
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.deliveries import SqsDelivery
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import invalid
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
 from marq_worker.sqs.outcomes import ACK, RELEASE, Outcomes, SettleRequest
 from marq_worker.sqs.peers import Peers
@@ -43,9 +43,8 @@ def send_options(
     deduplication_id = parameters.get("MessageDeduplicationId")
     if deduplication_id is None:
         if not attributes.content_based_deduplication:
-            raise SqsError(
-                "InvalidParameterValue",
-                "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication",
+            raise invalid(
+                "MessageDeduplicationId is missing; set it, or set the queue's attribute ContentBasedDeduplication"
             )
         deduplication_id = sha256(parameters["MessageBody"].encode()).hexdigest()
     if generation:

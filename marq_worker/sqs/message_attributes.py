@@ -97,7 +97,7 @@ def selected(attributes: Attributes, names: Iterable[str]) -> dict[str, Mapping[
 
 
 def to_headers(attributes: Attributes) -> list[tuple[str, bytes]]:
-    """Return the headers of checked attributes (:mod:`marq_worker.sqs.call_limits`)."""
+    """Return the headers of checked attributes (:mod:`marq_worker.sqs.limits`)."""
     types = {name: value["DataType"] for name, value in attributes.items() if value["DataType"] != "String"}
     headers = [
         (

@@ -23,9 +23,9 @@ from marq_worker.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import send_options
 from marq_worker.sqs.handles import Handle, Handles
+from marq_worker.sqs.limits import check_size
 from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
-from marq_worker.sqs.message_limits import check_size
 from marq_worker.sqs.outcomes import Outcomes, change_visibility
 from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits

@@ -11,9 +11,9 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageT
 from marq_worker.sqs.access_keys import DESCRIBE, Key, action_of
 from marq_worker.sqs.attributes import target_of
 from marq_worker.sqs.aws_json import Call
-from marq_worker.sqs.call_limits import check
 from marq_worker.sqs.entries import each_of
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
+from marq_worker.sqs.limits import check
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations, queue_of_task
 from marq_worker.sqs.queue_operations import QueueOperations
@@ -130,7 +130,7 @@ class Operations:
 
 def translated(error: MarqError) -> SqsError:
     if isinstance(error, MessageTooLarge | ConfigError):
-        return SqsError("InvalidParameterValue", str(error))
+        return invalid(str(error))
     if isinstance(error, BrokerUnavailable):
         log.warning("a call failed: %s", error)
         return SqsError("ServiceUnavailable", str(error))

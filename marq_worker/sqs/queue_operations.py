@@ -10,13 +10,11 @@ from marq.queues.queues import Queues
 from marq_worker.sqs.access_keys import DESCRIBE, Key
 from marq_worker.sqs.arns import arn_of, url_of
 from marq_worker.sqs.counts import MessageCounts
+from marq_worker.sqs.limits import MAX_NAMES
 from marq_worker.sqs.message_attributes import asks_for_all
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import PurgeTask, QueueTasks
-
-#: How many names ListQueues returns at most.
-_MAX_NAMES = 1_000
 
 Parameters = Mapping[str, Any]
 
@@ -120,7 +118,7 @@ def _page(member: str, names: list[str], parameters: Parameters, base_url: str) 
     token, most = parameters.get("NextToken"), parameters.get("MaxResults")
     if token is not None:
         names = [name for name in names if name > token]
-    page = names[: most or _MAX_NAMES]
+    page = names[: most or MAX_NAMES]
     answer: dict[str, Any] = (
         {member: [url_of(base_url, name) for name in page]} if page or member == "queueUrls" else {}
     )

@@ -21,6 +21,7 @@ from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings
 from marq_worker.fatal_errors import or_exit
 from marq_worker.message_uuids import MessageIds
+from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES
 from marq_worker.sqs.authentication import access_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo
@@ -28,7 +29,6 @@ from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
 from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver
 from marq_worker.sqs.handles import Handles
-from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.moving import Mover

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from marq.queues.queues import Queues
 from marq.settings.definitions import sqs_tasks_key
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
 
 RUNNING, COMPLETED, CANCELLING, CANCELLED, FAILED = "RUNNING", "COMPLETED", "CANCELLING", "CANCELLED", "FAILED"
 ACTIVE = (RUNNING, CANCELLING)
@@ -147,9 +147,8 @@ class QueueTasks:
             return {**document, "moves": [asdict(move) for move in moves[:MAX_MOVES]], **self._claim()}
 
         if not await self._change(queue, merged):
-            raise SqsError(
-                "InvalidParameterValue",
-                "There is already a task running. Only one active task is allowed for a source queue at a given time.",
+            raise invalid(
+                "There is already a task running. Only one active task is allowed for a source queue at a given time."
             )
 
     async def cancel_move(self, queue: str, task_id: str) -> MoveTask:
@@ -158,7 +157,7 @@ class QueueTasks:
         if task is None:
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
         if task.state != RUNNING or not await self._change_move(queue, task_id, _cancelled):
-            raise SqsError("InvalidParameterValue", "Only active tasks can be cancelled.")
+            raise invalid("Only active tasks can be cancelled.")
         return task
 
     # --- running ------------------------------------------------------------------------------------------------------

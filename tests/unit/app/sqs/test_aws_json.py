@@ -26,7 +26,7 @@ from marq_worker.sqs.aws_json import (
     read_call,
     refusal,
 )
-from marq_worker.sqs.call_limits import check
+from marq_worker.sqs.limits import check
 from tests.unit.app.sqs.caught import QUEUE_URL, Caught
 
 TEXT = 'grüße \u2028 🎉 \t"quoted" \\ </x>'

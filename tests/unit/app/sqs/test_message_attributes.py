@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_checks import check_headers
+from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES
+from marq_worker.sqs.limits import check_message
 from marq_worker.sqs.message_attributes import (
     TYPES_HEADER,
     from_headers,
@@ -19,7 +21,6 @@ from marq_worker.sqs.message_attributes import (
     selected,
     to_headers,
 )
-from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES, check_message
 
 
 def string(value: str, label: str = "String") -> dict[str, Any]:
