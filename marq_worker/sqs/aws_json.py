@@ -18,20 +18,6 @@ from marq.wire.errors import ConfigError
 from marq_worker.sqs.characters import is_text
 from marq_worker.sqs.errors import SqsError
 
-#: SqsError is re-exported, because every caller of this module handles it.
-__all__ = [
-    "CONTENT_TYPE",
-    "TRACE",
-    "Call",
-    "SqsError",
-    "add_trace",
-    "answer",
-    "operations",
-    "query_refusal",
-    "read_call",
-    "refusal",
-]
-
 CONTENT_TYPE = "application/x-amz-json-1.0"
 #: The header with X-Ray's trace of a call. The messages of the call have it as a parameter of the same name.
 TRACE = "X-Amzn-Trace-Id"
