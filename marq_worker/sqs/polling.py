@@ -345,25 +345,15 @@ class PolledInOrder(PolledConsumer):
         self._purge = settings.skipped(self.name)
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
-    async def poll(
-        self, max_messages: int, lease_ms: int | None = None, *, max_bytes: int | None = None
-    ) -> list[Message]:
-        """Return up to ``max_messages`` that are available, at most one of each ordering key.
-
-        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it. With
-        ``max_bytes``, the message that reaches this size is the last one.
-
-        Raises:
-            MarqError: the consumer can no longer receive; the error says why.
-        """
+    async def poll(self, max_messages: int, *, max_bytes: int | None = None) -> list[Message]:
+        """Return up to ``max_messages`` that are available, at most one of each ordering key; otherwise as above."""
         running = self._started()
         self._end_purged()
         messages = self._take(max_messages, max_bytes)
         if not messages:
             running.raise_error()
             return []
-        if lease_ms is None:
-            lease_ms = running.receiver_settings.queue(self.name).lease_ms
+        lease_ms = running.receiver_settings.queue(self.name).lease_ms
         try:
             # Durable before the program sees them: if this process dies then, they keep this lease.
             await running.hold(messages, lease_ms, ends=True, started=True)
