@@ -24,7 +24,7 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import send_options
 from marq_worker.sqs.handles import Handle, Handles
 from marq_worker.sqs.limits import check_size
-from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
+from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, MessageForm
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.sqs.outcomes import Outcomes, change_visibility
 from marq_worker.sqs.pollable_queues import why_not_pollable
@@ -167,7 +167,8 @@ class MessageOperations:
             # Never return a message whose lease has ended, even if it ended while markers were being written.
             receiver.release([delivery for delivery in divided.deliverable if delivery not in deliveries])
             if deliveries:
-                return {"Messages": [self._formatted(delivery, visibility_s, parameters) for delivery in deliveries]}
+                form = MessageForm(parameters)
+                return {"Messages": [self._formatted(form, delivery, visibility_s) for delivery in deliveries]}
             if clock() > until_s + SHORT_POLL_S:
                 # There may be any number of messages to end.
                 break
@@ -187,10 +188,10 @@ class MessageOperations:
                 return []
         return [delivery for delivery in deliveries if delivery.is_leased and time.monotonic() < until_s]
 
-    def _formatted(self, delivery: SqsDelivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
+    def _formatted(self, form: MessageForm, delivery: SqsDelivery, visibility_s: int) -> dict[str, Any]:
         until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
-        return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
+        return form.formatted(delivery, self._ids.of(delivery.id), handle)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)

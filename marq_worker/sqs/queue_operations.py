@@ -11,10 +11,16 @@ from marq_worker.sqs.access_keys import DESCRIBE, Key
 from marq_worker.sqs.arns import arn_of, url_of
 from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.limits import MAX_NAMES
-from marq_worker.sqs.message_attributes import asks_for_all
+from marq_worker.sqs.message_attributes import AttributeNames
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import PurgeTask, QueueTasks
+
+_COUNTS = {
+    "ApproximateNumberOfMessages": "waiting",
+    "ApproximateNumberOfMessagesNotVisible": "in_flight",
+    "ApproximateNumberOfMessagesDelayed": "delayed",
+}
 
 Parameters = Mapping[str, Any]
 
@@ -71,20 +77,17 @@ class QueueOperations:
 
     async def get_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         found = self._directory.get(queue)
-        names = set(parameters.get("AttributeNames", ()))
-        everything = asks_for_all(names)
+        names = AttributeNames(parameters.get("AttributeNames", ()))
         attributes = found.attributes.to_attributes() | {
             "QueueArn": arn_of(queue),
             "CreatedTimestamp": str(found.created_s),
             "LastModifiedTimestamp": str(found.modified_s),
         }
-        if everything or any(name.startswith("Approximate") for name in names):
+        if any(name in names for name in _COUNTS):
             # An error here ends some clients, such as Celery's worker, so unknown numbers are 0.
             counts = await self._count(queue)
-            attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
-            attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
-            attributes["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
-        chosen = {name: value for name, value in attributes.items() if everything or name in names}
+            attributes |= {name: str(getattr(counts, member)) for name, member in _COUNTS.items()}
+        chosen = names.selected(attributes)
         return {"Attributes": chosen} if chosen else {}
 
     async def set_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
