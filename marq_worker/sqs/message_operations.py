@@ -27,7 +27,6 @@ from marq_worker.sqs.limits import check_size
 from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, MessageForm
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
 from marq_worker.sqs.outcomes import Outcomes, change_visibility
-from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.receive_limits import ReceiveLimits
 from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers
 from marq_worker.sqs.sqs_queues import Directory
@@ -139,13 +138,12 @@ class MessageOperations:
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
-        definitions = self._queues.definitions
-        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := self._directory.why_not_pollable(queue)) is not None:
             raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
         if self._receivers.stopped:
             return {}
         wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
-        if is_being_purged(definitions.sqs_tasks(queue)):
+        if is_being_purged(self._queues.definitions.sqs_tasks(queue)):
             # Messages from before the purge must not be delivered after its answer; meanwhile, others wait, too.
             await asyncio.sleep(min(max(wait_s, SHORT_POLL_S), _PURGE_WAIT_S))
             return {}

@@ -9,13 +9,11 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from marq.queues.queues import Queues
 from marq_worker.sqs.arns import arn_of
 from marq_worker.sqs.attributes import queue_of_arn
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError, invalid
-from marq_worker.sqs.pollable_queues import why_not_pollable
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import RUNNING, MoveTask, QueueTasks
@@ -36,13 +34,11 @@ class MoveOperations:
 
     def __init__(
         self,
-        queues: Queues,
         directory: Directory,
         tasks: QueueTasks,
         runner: TaskRunner,
         count: Callable[[str], Awaitable[MessageCounts]],
     ) -> None:
-        self._queues = queues
         self._directory = directory
         self._tasks = tasks
         self._runner = runner
@@ -60,8 +56,7 @@ class MoveOperations:
         sources = self._directory.sources_of(queue)
         if not sources:
             raise invalid("Source queue must be configured as a Dead Letter Queue.")
-        definitions = self._queues.definitions
-        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := self._directory.why_not_pollable(queue)) is not None:
             raise SqsError("UnsupportedOperation", f"the messages of {queue!r} can't be moved: {why}")
         targets = self._targets(queue, parameters)
         destination = targets[0] if "DestinationArn" in parameters else None

@@ -56,7 +56,6 @@ class Operations:
         directory: Directory,
         maximum_bytes: int,
     ) -> None:
-        self._queues = queues
         self._moves = moves
         self._directory = directory
         self._maximum_bytes = maximum_bytes
@@ -87,8 +86,6 @@ class Operations:
                 for action, other in self._moves.permissions(call.operation, queue, parameters):
                     check_permission(key, action, other)
         try:
-            if call.operation == "ListQueues":
-                return self._queues.list_queues(parameters, key, base_url)
             if "Entries" in parameters:
                 return await self._batch(call.operation, parameters, queue or "", errors)
             return dict(await operation(queue, {**parameters, "base_url": base_url, "key": key}))

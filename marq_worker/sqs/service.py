@@ -112,7 +112,7 @@ class SqsEndpoint(Service):
         mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settler, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
-            QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
+            QueueOperations(directory, tasks, runner, self._extent, count),
             MessageOperations(
                 producer=self._producer,
                 queues=self._queues,
@@ -124,7 +124,7 @@ class SqsEndpoint(Service):
                 handles=Handles(secret),
                 ids=MessageIds(names.messages, await topic_id(client, names.messages)),
             ),
-            MoveOperations(self._queues, directory, tasks, runner, count),
+            MoveOperations(directory, tasks, runner, count),
             directory,
             maximum_bytes,
         )

@@ -34,7 +34,7 @@ from marq_worker.sqs.attributes import (
     with_settings,
     without_settings,
 )
-from marq_worker.sqs.characters import is_fifo, is_queue_name
+from marq_worker.sqs.characters import FIFO_SUFFIX, is_fifo, is_queue_name
 from marq_worker.sqs.errors import SqsError, invalid
 from marq_worker.sqs.limits import check_tag_count
 from marq_worker.sqs.tasks import is_being_deleted, is_recent
@@ -115,6 +115,17 @@ class Directory:
         """Return the queues whose dead-letter queue this one is. Raises SqsError as :meth:`get`."""
         self.get(name)
         return [source for source in self.names() if self._read(source).attributes.dead_letter_queue == name]
+
+    def why_not_pollable(self, name: str) -> str | None:
+        """Return why SQS clients can't receive from a queue: it has other consumers. None if they can."""
+        definitions = self._queues.definitions
+        if definitions.settings(name).handler is not None:
+            return "it has a handler"
+        if (group := definitions.group(name)) is not None:
+            return f"the consumers of the group {group!r} receive its messages"
+        if definitions.settings(name).ordered and not is_fifo(name):
+            return f'it has ordering = "key", and its name does not end in {FIFO_SUFFIX}'
+        return None
 
     async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Create a queue; do nothing if it exists with the same attributes.

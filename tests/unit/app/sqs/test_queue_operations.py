@@ -30,9 +30,9 @@ async def operations() -> AsyncIterator[Operations]:
         for name in ("orders-a", "orders-b", "secret"):
             await directory.create(name, {"RedrivePolicy": REDRIVE}, {})
         yield Operations(
-            QueueOperations(broker.queues, directory, unused, unused, unused, no_messages),
+            QueueOperations(directory, unused, unused, unused, no_messages),
             unused,
-            MoveOperations(broker.queues, directory, unused, unused, unused),
+            MoveOperations(directory, unused, unused, unused),
             directory,
             1_000_000,
         )

@@ -57,7 +57,9 @@ class Rig:
         #: How long a renewal takes, and the time that has passed because of that.
         self.renewal_s = self.now_s = 0.0
         directory: Any = SimpleNamespace(
-            exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=self.attributes)
+            exists=lambda name: name == "dead",
+            get=lambda name: SimpleNamespace(attributes=self.attributes),
+            why_not_pollable=lambda name: None,
         )
         parts: Any = self
         settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release, renew=self.renew)
