@@ -32,10 +32,6 @@ READ_ONLY = frozenset(
 )
 _UNSUPPORTED = frozenset({"KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "Policy"})
 _POLICIES = ("RedrivePolicy", "RedriveAllowPolicy")
-#: Attributes that are settings of Marq.
-_SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
-#: Those of FIFO queues: ordering excludes the setting ``delay``.
-_FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
 #: Marq's leases can't be 0.
 _LEAST_LEASE_S = 0.1
 _MAX_RECEIVES = 1_000
@@ -101,9 +97,15 @@ _FIFO_CHOICES = {
 }
 #: The only scope: the tracker that keeps a group in order also checks its deduplication ids.
 _SCOPE = "messageGroup"
-_FIFO_FLAGS = {"FifoQueue": "fifo", "ContentBasedDeduplication": "content_based_deduplication"}
+#: Attribute -> field.
+_FLAGS = {
+    "SqsManagedSseEnabled": "sqs_managed_sse",
+    "FifoQueue": "fifo",
+    "ContentBasedDeduplication": "content_based_deduplication",
+}
+_FIFO_ONLY = frozenset({"FifoQueue", "ContentBasedDeduplication", *_FIFO_CHOICES})
 #: Names that GetQueueAttributes can ask for.
-NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FIFO_FLAGS, *_POLICIES, "SqsManagedSseEnabled"}
+NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FLAGS, *_POLICIES}
 
 
 def read_attributes(
@@ -174,7 +176,8 @@ def with_settings(attributes: QueueAttributes, settings: QueueSettings) -> Queue
 
 def without_settings(attributes: Mapping[str, str], *, fifo: bool) -> dict[str, str]:
     """Return the attributes that are not settings of Marq."""
-    settings = _FIFO_SETTINGS if fifo else _SETTINGS
+    # Ordering excludes the setting ``delay``.
+    settings = ("VisibilityTimeout",) if fifo else ("VisibilityTimeout", "DelaySeconds")
     return {name: value for name, value in attributes.items() if name not in settings}
 
 
@@ -201,16 +204,18 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
         return _redrive_policy(value)
     if name == "RedriveAllowPolicy":
         return {"redrive_allow_policy": _redrive_allow_policy(value) if value else None}
-    if name == "SqsManagedSseEnabled":
-        return {"sqs_managed_sse": _flag(name, value)}
     if name in _UNSUPPORTED:
         # Infrastructure tools send empty values.
         if value:
             raise SqsError("UnsupportedOperation", f"the queue attribute {name} is not supported; leave it out")
         return {}
-    if fifo and name in _FIFO_FLAGS:
-        return {_FIFO_FLAGS[name]: _flag(name, value)}
-    if fifo and name in _FIFO_CHOICES:
+    if name in _FIFO_ONLY and not fifo:
+        raise SqsError("InvalidAttributeName", f"the attribute {name} is only for FIFO queues")
+    if name in _FLAGS:
+        if value.lower() not in ("true", "false"):
+            raise _wrong_value(name, "true or false")
+        return {_FLAGS[name]: value.lower() == "true"}
+    if name in _FIFO_CHOICES:
         choices = _FIFO_CHOICES[name]
         if value not in choices:
             raise _wrong_value(name, " or ".join(choices))
@@ -223,8 +228,6 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
                 f" leave the attribute out, or set it to {_SCOPE}",
             )
         return {}
-    if name in _FIFO_FLAGS or name in _FIFO_CHOICES:
-        raise SqsError("InvalidAttributeName", f"the attribute {name} is only for FIFO queues")
     reason = "can't be set" if name in READ_ONLY else "is not an attribute of queues"
     raise SqsError("InvalidAttributeName", f"{name[:80]!r} {reason}")
 
@@ -233,12 +236,6 @@ def _integer(name: str, value: str, least: int, most: int) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= 10 and least <= int(value) <= most):
         raise _wrong_value(name, f"{least} to {most}")
     return int(value)
-
-
-def _flag(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise _wrong_value(name, "true or false")
-    return value.lower() == "true"
 
 
 def _redrive_policy(value: str) -> dict[str, Any]:
