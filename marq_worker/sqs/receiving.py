@@ -139,6 +139,15 @@ class QueueReceiver:
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
+    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        try:
+            await self._outcomes.release(deliveries, counted=False)
+        except (MarqError, SqsError) as error:
+            log.warning(
+                "queue %r: %d messages were not released, their leases will expire: %s",
+                self._queue, len(deliveries), error,
+            )  # fmt: skip
+
     async def end_polls(self) -> None:
         """Answer the waiting polls; wait up to STOP_S for those that renew leases."""
         self._stopping = True
@@ -184,19 +193,6 @@ class QueueReceiver:
 
     def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
         return SqsDelivery.of(message, consumer)
-
-    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
-        try:
-            await self._outcomes.release(deliveries, counted=False)
-        except (MarqError, SqsError) as error:
-            log.warning(
-                "queue %r: %d messages were not released, their leases will expire: %s",
-                self._queue, len(deliveries), error,
-            )  # fmt: skip
-
-    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
-        """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
-        await self._outcomes.ack(deliveries)
 
     def _check(self) -> None:
         """Do periodic work."""
@@ -299,14 +295,14 @@ class QueueReceiver:
         deliveries = [delivery for delivery in deliveries if delivery not in ended]
         late = [delivery for delivery in deliveries if self.deleted.concerns(delivery)]
         if late:
-            self._in_background(self._end_late(late))
+            self._in_background(self._end(late))
             deliveries = [delivery for delivery in deliveries if delivery not in late]
         return deliveries
 
-    async def _end_late(self, deliveries: Sequence[SqsDelivery]) -> None:
+    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Delete redeliveries of deleted messages; if that fails, the next redelivery is deleted."""
         try:
-            await self._end(deliveries)
+            await self._outcomes.ack(deliveries)
         except (MarqError, SqsError) as error:
             log.info("queue %r: redeliveries of deleted messages were not deleted: %s", self._queue, error)
 
