@@ -96,7 +96,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 async def with_keys() -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint({"KEY": Key("KEY", SECRET, (Grant("*", frozenset({"send"})),))})
+    endpoint = Endpoint({"KEY": Key("KEY", SECRET, [Grant(queues="*", actions=["send"])])})
     await endpoint.start()
     yield endpoint
     await endpoint.server.stop()
