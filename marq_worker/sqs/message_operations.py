@@ -54,6 +54,8 @@ class Outgoing(NamedTuple):
 class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
+    Those on batches take the entries instead, and return an outcome for each.
+
     Args:
         limits: withhold messages that are too old or were received too often.
         visibility: changes visibility timeouts in standard queues.
@@ -220,3 +222,6 @@ class MessageOperations:
         else:
             await self._visibility.change(handle, visibility_s)
         return {}
+
+    async def change_visibility_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
+        return await each_of(self.change_visibility, queue, entries)
