@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marq.client import message_token
 from marq.client.message_token import Token
@@ -30,8 +29,7 @@ ACK, RENEW, RELEASE = "ack", "renew", "release"
 Deliveries = Sequence[SqsDelivery | Handle]
 
 
-@dataclass(frozen=True, slots=True)
-class SettleRequest:
+class SettleRequest(NamedTuple):
     """The outcome that a client wants for one delivery of a message.
 
     ``lease_ms`` is for RENEW; a RELEASE is not ``counted`` if no client has seen the message.
@@ -45,24 +43,12 @@ class SettleRequest:
 
     def document(self) -> dict[str, Any]:
         """Return the outcome for another endpoint, as JSON."""
-        return {
-            "token": message_token.encode(self.token),
-            "attempt": self.attempt,
-            "action": self.action,
-            "lease": self.lease_ms,
-            "counted": self.counted,
-        }
+        return {**self._asdict(), "token": message_token.encode(self.token)}
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> SettleRequest:
         """Read what :meth:`document` returned. Raises ValueError, KeyError or TypeError."""
-        return cls(
-            message_token.decode(document["token"]),
-            int(document["attempt"]),
-            str(document["action"]),
-            int(document["lease"]),
-            bool(document["counted"]),
-        )
+        return cls(**{**document, "token": message_token.decode(document["token"])})
 
 
 #: An outcome for another endpoint, and the future of whether that endpoint holds the message.

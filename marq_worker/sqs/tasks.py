@@ -7,9 +7,9 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
 another one continues. Clocks of endpoints may differ, so each endpoint measures with its own monotonic clock how long
-a claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
-may run a task at the same time. That is safe: a purge may be repeated, and only one endpoint can hold
-the lease of a message that it moves.
+a claim has not changed. An endpoint that can't renew its claim in time may still be at work, so two endpoints may run a
+task at the same time. That is safe: a purge may be repeated, and only one endpoint can hold the lease of a message that
+it moves.
 
 A purge whose time is in the future does not count as recent, so an endpoint with a wrong clock cannot block purges.
 """
