@@ -68,7 +68,7 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Outcomes,
+        outcomes: Outcomes,
         limits: ReceiveLimits,
         visibility: VisibilityChanges,
         handles: Handles,
@@ -78,7 +78,7 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._settler = settler
+        self._outcomes = outcomes
         self._limits = limits
         self._visibility = visibility
         self._handles = handles
@@ -182,7 +182,7 @@ class MessageOperations:
         if deliveries and visibility_s != attributes.visibility_timeout_s:
             until_s = time.monotonic() + visibility_s if visibility_s else inf
             try:
-                await change_visibility(self._settler, deliveries, visibility_s)
+                await change_visibility(self._outcomes, deliveries, visibility_s)
             except SqsError as error:
                 log.info("queue %r: a poll releases its messages: %s", queue, error.message)
                 return []
@@ -196,7 +196,7 @@ class MessageOperations:
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settler.ack([handle])
+        await self._outcomes.ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
@@ -207,7 +207,7 @@ class MessageOperations:
         if any(handle.url for handle in valid):
             # One by one, because some may be too late.
             return await each_of(self.delete, queue, entries)
-        await self._settler.ack(valid)
+        await self._outcomes.ack(valid)
         if (receiver := self._receivers.known(queue)) is not None:
             for handle in valid:
                 receiver.deleted.add(handle.message_id, handle.attempt)
@@ -218,7 +218,7 @@ class MessageOperations:
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
         visibility_s = parameters.get("VisibilityTimeout", 0)
         if handle.url:
-            await change_visibility(self._settler, [handle], visibility_s)
+            await change_visibility(self._outcomes, [handle], visibility_s)
         else:
             await self._visibility.change(handle, visibility_s)
         return {}

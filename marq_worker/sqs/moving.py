@@ -55,7 +55,7 @@ class Mover:
 
     Args:
         send: sends a message to its new queue.
-        settler: deletes the moved messages.
+        outcomes: deletes the moved messages.
         old_messages: deletes those that are too old.
         count: returns how many messages a queue has.
     """
@@ -66,7 +66,7 @@ class Mover:
         directory: Directory,
         receivers: Receivers,
         send: Send,
-        settler: Outcomes,
+        outcomes: Outcomes,
         old_messages: OldMessages,
         count: Callable[[str], Awaitable[MessageCounts]],
         clock: Callable[[], float] = time.monotonic,
@@ -75,7 +75,7 @@ class Mover:
         self._directory = directory
         self._receivers = receivers
         self._send = send
-        self._settler = settler
+        self._outcomes = outcomes
         self._old_messages = old_messages
         self._count = count
         self._clock = clock
@@ -155,7 +155,7 @@ class Mover:
         older = [delivery for delivery in deliveries if delivery.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)
         try:
-            await self._settler.renew(rest, LEASE_S * 1000)
+            await self._outcomes.renew(rest, LEASE_S * 1000)
             # The previous lease applies until the renewal is durable. Once it has ended, another client may have the
             # message, and a move would duplicate it.
             receiver.release([delivery for delivery in rest if not delivery.is_leased])
@@ -181,7 +181,7 @@ class Mover:
         ]
         progress.add(len(moved))
         if moved:
-            await self._end(queue, self._settler.ack(moved))
+            await self._end(queue, self._outcomes.ack(moved))
         if expired:
             await self._end(queue, self._old_messages.delete(queue, expired))
         await progress.write_now_and_then()

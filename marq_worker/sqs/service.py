@@ -98,7 +98,7 @@ class SqsEndpoint(Service):
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
         self._questions = LeaseLookup(client)
-        self._outcomes = Outcomes(
+        self._outcomes = outcomes = Outcomes(
             url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
         )
         self._receivers = Receivers(partial(self._new_receiver, url), self._keeps)
@@ -106,10 +106,9 @@ class SqsEndpoint(Service):
         self._directory = directory = Directory(self._queues, maximum_bytes)
         self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
-        settler = self._outcomes
-        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settler)
-        self._limits = limits = ReceiveLimits(directory, settler, dead_letters, old_messages)
-        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settler, old_messages, count)
+        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(outcomes)
+        self._limits = limits = ReceiveLimits(directory, outcomes, dead_letters, old_messages)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, outcomes, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
             QueueOperations(directory, tasks, runner, self._extent, count),
@@ -118,7 +117,7 @@ class SqsEndpoint(Service):
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settler=settler,
+                outcomes=outcomes,
                 limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),

@@ -40,7 +40,7 @@ def letter(
 
 
 class Receiver:
-    """A queue that has these messages, each until it is acknowledged; it is also the settler."""
+    """A queue that has these messages, each until it is acknowledged; it also takes the outcomes."""
 
     def __init__(self) -> None:
         self.waiting: list[SqsDelivery] = []
@@ -100,10 +100,10 @@ class Rig:
         receivers: Any = self.receiver
         monkeypatch.setattr(moving, "_wait", self._wait)
         monkeypatch.setattr(moving, "RETRY_S", 0)
-        settler: Any = self.receiver
-        old_messages = OldMessages(settler)
+        outcomes: Any = self.receiver
+        old_messages = OldMessages(outcomes)
         self.mover = Mover(
-            self.tasks, self.directory, receivers, self._send, settler, old_messages, self._count,
+            self.tasks, self.directory, receivers, self._send, outcomes, old_messages, self._count,
             lambda: self.receiver.now_s,
         )  # fmt: skip
 

@@ -39,7 +39,7 @@ def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_
 
 
 class Rig:
-    """The limits; a dead-letter queue, a settler and a receiver that say what happened; and the receiving operation."""
+    """The limits; a dead-letter queue, outcomes and a receiver that say what happened; and the receiving operation."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -62,12 +62,12 @@ class Rig:
             why_not_pollable=lambda name: None,
         )
         parts: Any = self
-        settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release, renew=self.renew)
-        self.limits = ReceiveLimits(directory, settler, parts, OldMessages(settler))
+        outcomes: Any = SimpleNamespace(ack=self.ack, release=self.outcomes_release, renew=self.renew)
+        self.limits = ReceiveLimits(directory, outcomes, parts, OldMessages(outcomes))
         queues = SimpleNamespace(definitions=Definitions())
         unused: Any = dict.fromkeys(("producer", "visibility"))
         self.operations = MessageOperations(
-            queues=queues, directory=directory, receivers=parts, settler=settler,
+            queues=queues, directory=directory, receivers=parts, outcomes=outcomes,
             limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 
@@ -100,8 +100,8 @@ class Rig:
     def issue(self, *parts: Any) -> str:
         return "handle"
 
-    # The dead-letter queue, and the settler.
-    async def settler_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
+    # The dead-letter queue, and the outcomes.
+    async def outcomes_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
         self.log += [f"released {delivery.token.offset} counted={counted}" for delivery in deliveries]
 
     async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:

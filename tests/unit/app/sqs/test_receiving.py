@@ -115,7 +115,7 @@ class Idle:
 
 
 class OneOther:
-    """Another endpoint, which answers as the test says; and the settler of this one."""
+    """Another endpoint, which answers as the test says; and what this one has released."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
