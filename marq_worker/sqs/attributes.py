@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marq.settings.queue import QueueSettings
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.errors import SqsError, invalid
 
 #: Maximum visibility timeout, delay and wait for messages, in seconds.
@@ -179,14 +180,6 @@ def without_settings(attributes: Mapping[str, str], *, fifo: bool) -> dict[str, 
     # Ordering excludes the setting ``delay``.
     settings = ("VisibilityTimeout",) if fifo else ("VisibilityTimeout", "DelaySeconds")
     return {name: value for name, value in attributes.items() if name not in settings}
-
-
-def queue_of_arn(arn: str) -> str:
-    """Return the name in the ARN of a queue. Raises SqsError."""
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[:3] != ["arn", "aws", "sqs"] or not parts[5]:
-        raise invalid(f"expected arn:aws:sqs:REGION:ACCOUNT:QUEUE, got {arn[:120]!r}")
-    return parts[5]
 
 
 def target_of(policy: str) -> str | None:

@@ -9,8 +9,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from marq_worker.sqs.arns import arn_of
-from marq_worker.sqs.attributes import queue_of_arn
+from marq_worker.sqs.arns import arn_of, queue_of_arn
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.errors import SqsError, invalid

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq_worker.sqs.attributes import queue_of_arn
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.counts import MessageCounts
 from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError

@@ -24,10 +24,10 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import sqs_key
 from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED
 from marq.wire.errors import MarqError
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.attributes import (
     QueueAttributes,
     differing_attribute,
-    queue_of_arn,
     queue_options,
     read_attributes,
     target_of,
