@@ -327,20 +327,14 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
         await writer.settled()
 
 
-class SourceOffset(NamedTuple):
-    """The place of a message in its queue."""
-
-    source: Source
-    offset: int
-
-
 class PolledInOrder(PolledConsumer):
     """Receives messages of one queue with ordering on request, and settles those that it has delivered."""
 
     def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
         settings = super()._receiver_settings(topics, definitions)
         max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
-        self._delivered: dict[SourceOffset, Message] = {}
+        #: By source and offset.
+        self._delivered: dict[tuple[Source, int], Message] = {}
         #: The last purge that is known.
         self._purge = settings.skipped(self.name)
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
@@ -363,7 +357,7 @@ class PolledInOrder(PolledConsumer):
         held = [message for message in messages if self._is_held(message)]
         # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
         put_back([message for message in messages if message not in held])
-        self._delivered.update({SourceOffset(message._batch.source, message.offset): message for message in held})
+        self._delivered.update({(message._batch.source, message.offset): message for message in held})
         return held
 
     def _end_purged(self) -> None:
@@ -378,7 +372,7 @@ class PolledInOrder(PolledConsumer):
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""
-        message = self._delivered.get(SourceOffset(token.source, token.offset))
+        message = self._delivered.get((token.source, token.offset))
         # The holder must match, too: after a source is assigned again, its messages belong to the new holder.
         if message is None or message.attempt != attempt or message._batch.holder != token.holder:
             return None
@@ -387,14 +381,14 @@ class PolledInOrder(PolledConsumer):
     async def ack_held(self, message: Message) -> None:
         """Ack a message that :meth:`find` returned; durable on return."""
         running = self._started()
-        del self._delivered[SourceOffset(message._batch.source, message.offset)]
+        del self._delivered[message._batch.source, message.offset]
         message._ack()
         await running.receiver.writer.settled()
 
     async def release_held(self, message: Message, *, counted: bool) -> None:
         """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
         running = self._started()
-        del self._delivered[SourceOffset(message._batch.source, message.offset)]
+        del self._delivered[message._batch.source, message.offset]
         if not counted:
             put_back([message])
         elif message._batch.decide(message.offset):
