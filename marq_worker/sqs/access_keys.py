@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -58,12 +59,15 @@ def action_of(operation: str) -> str:
     return _ACTIONS.get(operation, "manage")
 
 
-@dataclass(frozen=True, slots=True)
-class Grant:
+class _StrictModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, hide_input_in_errors=True)
+
+
+class Grant(_StrictModel):
     """Actions on the queues that a pattern names; ``*`` stands for any text."""
 
-    queues: str
-    actions: frozenset[str]
+    queues: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*-]{1,200}$")]
+    actions: Annotated[list[Action], Field(min_length=1)]
 
     def covers(self, queue: str) -> bool:
         # An invalid name may be so long that matching it would take seconds.
@@ -76,7 +80,7 @@ class Key:
 
     id: str
     secret: str = field(repr=False)
-    grants: tuple[Grant, ...]
+    grants: Sequence[Grant]
 
     def allows(self, action: str, queue: str) -> bool:
         """Return whether the key may perform the action (:func:`action_of`) on the queue."""
@@ -106,19 +110,10 @@ def load_keys(path: Path) -> dict[str, Key]:
 # --- one key ----------------------------------------------------------------------------------------------------------
 
 
-class _StrictModel(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, hide_input_in_errors=True)
-
-
-class _Grant(_StrictModel):
-    queues: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.*-]{1,200}$")]
-    actions: Annotated[list[Action], Field(min_length=1)]
-
-
 class _Key(_StrictModel):
     secret: SecretStr | None = None
     secret_file: str | None = None
-    allow: Annotated[list[_Grant], Field(min_length=1)]
+    allow: Annotated[list[Grant], Field(min_length=1)]
 
     @model_validator(mode="after")
     def _one_secret(self) -> Self:
@@ -138,7 +133,7 @@ def _key(path: Path, key_id: str, table: Any) -> Key:
     secret = _secret_of_file(path, key.secret_file, where) if key.secret is None else key.secret.get_secret_value()
     if len(secret) < MIN_SECRET:
         raise ConfigError(f"{where}: the secret is too short: at least {MIN_SECRET} characters")
-    return Key(key_id, secret, tuple(Grant(grant.queues, frozenset(grant.actions)) for grant in key.allow))
+    return Key(key_id, secret, key.allow)
 
 
 def _secret_of_file(path: Path, name: str | None, where: str) -> str:

@@ -12,8 +12,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from marq.settings.queue import QueueSettings
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.arns import queue_of_arn
+from marq_worker.sqs.errors import SqsError, invalid
 
+#: Maximum visibility timeout, delay and wait for messages, in seconds.
+MAX_VISIBILITY_S, MAX_DELAY_S, MAX_WAIT_S = 43_200, 900, 20
+#: Maximum size of a message (body and attributes), and of all messages of a batch together.
+MAX_MESSAGE_BYTES = 1_048_576
 #: Names that GetQueueAttributes reports and no client can set.
 READ_ONLY = frozenset(
     {
@@ -28,10 +33,6 @@ READ_ONLY = frozenset(
 )
 _UNSUPPORTED = frozenset({"KmsMasterKeyId", "KmsDataKeyReusePeriodSeconds", "Policy"})
 _POLICIES = ("RedrivePolicy", "RedriveAllowPolicy")
-#: Attributes that are settings of Marq.
-_SETTINGS = frozenset({"VisibilityTimeout", "DelaySeconds"})
-#: Those of FIFO queues: ordering excludes the setting ``delay``.
-_FIFO_SETTINGS = frozenset({"VisibilityTimeout"})
 #: Marq's leases can't be 0.
 _LEAST_LEASE_S = 0.1
 _MAX_RECEIVES = 1_000
@@ -47,7 +48,7 @@ class QueueAttributes:
     #: None if only Kafka's retention applies: no SQS client has created the queue or set this attribute.
     retention_s: int | None = 345_600
     wait_s: int = 0
-    maximum_message_bytes: int = 1_048_576
+    maximum_message_bytes: int = MAX_MESSAGE_BYTES
     #: Name of the queue in the redrive policy's ARN; all three or none are None.
     dead_letter_queue: str | None = None
     max_receive_count: int | None = None
@@ -84,11 +85,11 @@ class QueueAttributes:
 
 #: Attribute -> field, least and largest value.
 _INTEGERS = {
-    "VisibilityTimeout": ("visibility_timeout_s", 0, 43_200),
-    "DelaySeconds": ("delay_s", 0, 900),
+    "VisibilityTimeout": ("visibility_timeout_s", 0, MAX_VISIBILITY_S),
+    "DelaySeconds": ("delay_s", 0, MAX_DELAY_S),
     "MessageRetentionPeriod": ("retention_s", 60, 1_209_600),
-    "ReceiveMessageWaitTimeSeconds": ("wait_s", 0, 20),
-    "MaximumMessageSize": ("maximum_message_bytes", 1_024, 1_048_576),
+    "ReceiveMessageWaitTimeSeconds": ("wait_s", 0, MAX_WAIT_S),
+    "MaximumMessageSize": ("maximum_message_bytes", 1_024, MAX_MESSAGE_BYTES),
 }
 #: Values of attributes of FIFO queues in SQS's spelling.
 _FIFO_CHOICES = {
@@ -97,9 +98,15 @@ _FIFO_CHOICES = {
 }
 #: The only scope: the tracker that keeps a group in order also checks its deduplication ids.
 _SCOPE = "messageGroup"
-_FIFO_FLAGS = {"FifoQueue": "fifo", "ContentBasedDeduplication": "content_based_deduplication"}
+#: Attribute -> field.
+_FLAGS = {
+    "SqsManagedSseEnabled": "sqs_managed_sse",
+    "FifoQueue": "fifo",
+    "ContentBasedDeduplication": "content_based_deduplication",
+}
+_FIFO_ONLY = frozenset({"FifoQueue", "ContentBasedDeduplication", *_FIFO_CHOICES})
 #: Names that GetQueueAttributes can ask for.
-NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FIFO_FLAGS, *_POLICIES, "SqsManagedSseEnabled"}
+NAMES = READ_ONLY | _UNSUPPORTED | {*_INTEGERS, *_FIFO_CHOICES, *_FLAGS, *_POLICIES}
 
 
 def read_attributes(
@@ -124,7 +131,7 @@ def read_attributes(
 
 
 def differing_attribute(
-    attributes: Mapping[str, str], existing: QueueAttributes, maximum_bytes: int = 1_048_576
+    attributes: Mapping[str, str], existing: QueueAttributes, maximum_bytes: int = MAX_MESSAGE_BYTES
 ) -> str | None:
     """Return the first attribute of a CreateQueue whose value differs from the existing queue's, or None.
 
@@ -151,9 +158,9 @@ def queue_options(attributes: QueueAttributes, named: Mapping[str, str]) -> dict
     """Return the settings of Marq that the named attributes become, as for :meth:`Queues.change`."""
     options: dict[str, Any] = {}
     if "VisibilityTimeout" in named:
-        # The longest that SQS allows: clients may extend each lease up to it.
-        most_s = _INTEGERS["VisibilityTimeout"][2]
-        options["lease"], options["max_lease"] = max(attributes.visibility_timeout_s, _LEAST_LEASE_S), most_s
+        options["lease"] = max(attributes.visibility_timeout_s, _LEAST_LEASE_S)
+        # Clients may extend each lease up to it.
+        options["max_lease"] = MAX_VISIBILITY_S
     if "DelaySeconds" in named and not attributes.fifo:
         options["delay"] = attributes.delay_s
     return options
@@ -170,16 +177,9 @@ def with_settings(attributes: QueueAttributes, settings: QueueSettings) -> Queue
 
 def without_settings(attributes: Mapping[str, str], *, fifo: bool) -> dict[str, str]:
     """Return the attributes that are not settings of Marq."""
-    settings = _FIFO_SETTINGS if fifo else _SETTINGS
+    # Ordering excludes the setting ``delay``.
+    settings = ("VisibilityTimeout",) if fifo else ("VisibilityTimeout", "DelaySeconds")
     return {name: value for name, value in attributes.items() if name not in settings}
-
-
-def queue_of_arn(arn: str) -> str:
-    """Return the name in the ARN of a queue. Raises SqsError."""
-    parts = arn.split(":")
-    if len(parts) != 6 or parts[:3] != ["arn", "aws", "sqs"] or not parts[5]:
-        raise SqsError("InvalidParameterValue", f"expected arn:aws:sqs:REGION:ACCOUNT:QUEUE, got {arn[:120]!r}")
-    return parts[5]
 
 
 def target_of(policy: str) -> str | None:
@@ -197,16 +197,18 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
         return _redrive_policy(value)
     if name == "RedriveAllowPolicy":
         return {"redrive_allow_policy": _redrive_allow_policy(value) if value else None}
-    if name == "SqsManagedSseEnabled":
-        return {"sqs_managed_sse": _flag(name, value)}
     if name in _UNSUPPORTED:
         # Infrastructure tools send empty values.
         if value:
             raise SqsError("UnsupportedOperation", f"the queue attribute {name} is not supported; leave it out")
         return {}
-    if fifo and name in _FIFO_FLAGS:
-        return {_FIFO_FLAGS[name]: _flag(name, value)}
-    if fifo and name in _FIFO_CHOICES:
+    if name in _FIFO_ONLY and not fifo:
+        raise SqsError("InvalidAttributeName", f"the attribute {name} is only for FIFO queues")
+    if name in _FLAGS:
+        if value.lower() not in ("true", "false"):
+            raise _wrong_value(name, "true or false")
+        return {_FLAGS[name]: value.lower() == "true"}
+    if name in _FIFO_CHOICES:
         choices = _FIFO_CHOICES[name]
         if value not in choices:
             raise _wrong_value(name, " or ".join(choices))
@@ -219,8 +221,6 @@ def _read(name: str, value: str, fifo: bool) -> dict[str, Any]:
                 f" leave the attribute out, or set it to {_SCOPE}",
             )
         return {}
-    if name in _FIFO_FLAGS or name in _FIFO_CHOICES:
-        raise SqsError("InvalidAttributeName", f"the attribute {name} is only for FIFO queues")
     reason = "can't be set" if name in READ_ONLY else "is not an attribute of queues"
     raise SqsError("InvalidAttributeName", f"{name[:80]!r} {reason}")
 
@@ -229,12 +229,6 @@ def _integer(name: str, value: str, least: int, most: int) -> int:
     if not (value.isascii() and value.isdigit() and len(value) <= 10 and least <= int(value) <= most):
         raise _wrong_value(name, f"{least} to {most}")
     return int(value)
-
-
-def _flag(name: str, value: str) -> bool:
-    if value.lower() not in ("true", "false"):
-        raise _wrong_value(name, "true or false")
-    return value.lower() == "true"
 
 
 def _redrive_policy(value: str) -> dict[str, Any]:
@@ -278,7 +272,7 @@ def _document(name: str, value: str) -> dict[str, Any]:
 
 
 def _wrong_policy(name: str, expected: str) -> SqsError:
-    return SqsError("InvalidParameterValue", f"{name}: expected {expected}")
+    return invalid(f"{name}: expected {expected}")
 
 
 def _wrong_value(name: str, expected: str) -> SqsError:

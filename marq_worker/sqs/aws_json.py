@@ -2,7 +2,7 @@
 
 Types and required members come from botocore's model of SQS, so each operation has one reader that is built from its
 input shape. Members that the model lacks are dropped, because newer clients send some. The model has no limits;
-see :mod:`marq_worker.sqs.call_limits`.
+see :mod:`marq_worker.sqs.limits`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,6 @@ from xml.sax.saxutils import escape
 from marq.wire.errors import ConfigError
 from marq_worker.sqs.characters import is_text
 from marq_worker.sqs.errors import SqsError
-
-#: SqsError is re-exported, because every caller of this module handles it.
-__all__ = [
-    "CONTENT_TYPE",
-    "TRACE",
-    "Call",
-    "SqsError",
-    "add_trace",
-    "answer",
-    "operations",
-    "query_refusal",
-    "read_call",
-    "refusal",
-]
 
 CONTENT_TYPE = "application/x-amz-json-1.0"
 #: The header with X-Ray's trace of a call. The messages of the call have it as a parameter of the same name.

@@ -11,7 +11,7 @@ import asyncio
 from aiohttp import HttpVersion11
 from aiohttp.web import BaseRequest
 
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
 
 #: Enough for a batch of 1 MiB, even if JSON escapes each character with six bytes.
 MAX_BODY_BYTES = 8 << 20
@@ -62,7 +62,7 @@ class Bodies:
 
 def _check_size(size: int) -> None:
     if size > MAX_BODY_BYTES:
-        raise SqsError("InvalidParameterValue", f"the request has more than {MAX_BODY_BYTES} bytes")
+        raise invalid(f"the request has more than {MAX_BODY_BYTES} bytes")
 
 
 async def _continue(request: BaseRequest) -> None:

@@ -6,9 +6,9 @@ from marq.client.send_options import SendOptions
 from marq.producer.producer import Producer
 from marq_worker.sqs.arns import arn_of
 from marq_worker.sqs.characters import is_fifo
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.fifo import move_options
 from marq_worker.sqs.message_answers import SOURCE_HEADER
-from marq_worker.sqs.receiving import SqsDelivery
 
 
 class DeadLetterSender:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from marq_worker.sqs.receiving import SqsDelivery
+from marq_worker.sqs.deliveries import SqsDelivery
 
 #: How many deleted messages to remember, and for how long, because their redeliveries may be on their way.
 MAX_DELETED, DELETED_S = 100_000, 60.0

@@ -69,3 +69,8 @@ class SqsError(Exception):
 
     def __repr__(self) -> str:
         return f"SqsError({self.shape!r}, {self.message!r})"
+
+
+def invalid(message: str) -> SqsError:
+    """Return the error of a call with a value that is not accepted."""
+    return SqsError("InvalidParameterValue", message)

@@ -52,7 +52,8 @@ class Handles:
             raise ConfigError(
                 f"the secret of receipt handles has {len(secret)} bytes; at least {MIN_SECRET_BYTES} are needed"
             )
-        self._key = hmac.digest(secret, _PURPOSE, "sha256")
+        #: Copied for each handle, because hashing the key again takes longer than hashing the handle.
+        self._keyed = hmac.new(hmac.digest(secret, _PURPOSE, "sha256"), digestmod="sha256")
 
     def issue(self, token: Token, message_id: str, attempt: int, until_ms: int, url: str = "") -> str:
         """Return the handle of a delivery; ``message_id`` is Marq's, ``topic/partition/offset``."""
@@ -85,7 +86,9 @@ class Handles:
         return Handle(Token(queue, holder, source, offset), message_id, attempt, until_ms, url)
 
     def _mac(self, data: bytes) -> bytes:
-        return hmac.digest(self._key, data, "sha256")[:_MAC_BYTES]
+        mac = self._keyed.copy()
+        mac.update(data)
+        return mac.digest()[:_MAC_BYTES]
 
 
 def _invalid() -> SqsError:

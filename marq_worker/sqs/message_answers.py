@@ -5,20 +5,18 @@ from __future__ import annotations
 import time
 from base64 import b64encode
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from itertools import chain
+from typing import Any
 
 from marq_worker.sqs.characters import is_text
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.message_attributes import (
     OWN_HEADER,
-    asks_for_all,
+    AttributeNames,
     from_headers,
     md5_of_attributes,
     md5_of_body,
-    selected,
 )
-
-if TYPE_CHECKING:
-    from marq_worker.sqs.receiving import SqsDelivery
 
 #: Headers for the id of a message's group, which names a tenant in a standard queue, and for X-Ray's trace.
 GROUP_HEADER, TRACE_HEADER = f"{OWN_HEADER}group", f"{OWN_HEADER}trace"
@@ -37,31 +35,35 @@ _FROM_HEADERS = {
 }
 
 
-def formatted(delivery: SqsDelivery, message_id: str, handle: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a message as the receiver asked for it."""
-    body, attributes = _text(delivery.body), from_headers(delivery.headers)
-    if body is None:
-        body = b64encode(delivery.body).decode()
-        attributes[ENCODING_ATTRIBUTE] = {"DataType": "String", "StringValue": "base64"}
-    message: dict[str, Any] = {
-        "MessageId": message_id,
-        "ReceiptHandle": handle,
-        "MD5OfBody": md5_of_body(body),
-        "Body": body,
-    }
-    if system := _system_attributes(delivery, parameters):
-        message["Attributes"] = system
-    chosen = selected(attributes, parameters.get("MessageAttributeNames") or ())
-    if chosen:
-        message["MessageAttributes"] = chosen
-        message["MD5OfMessageAttributes"] = md5_of_attributes(chosen)
-    return message
+class MessageForm:
+    """The form of the messages in one answer; ``parameters`` are those of ReceiveMessage."""
+
+    def __init__(self, parameters: Mapping[str, Any]) -> None:
+        self._names = AttributeNames(parameters.get("MessageAttributeNames", ()))
+        system = (parameters.get(member, ()) for member in ("MessageSystemAttributeNames", "AttributeNames"))
+        self._system_names = AttributeNames(chain(*system))
+
+    def formatted(self, delivery: SqsDelivery, message_id: str, handle: str) -> dict[str, Any]:
+        """Return a message as the receiver asked for it."""
+        body, attributes = _text(delivery.body), from_headers(delivery.headers)
+        if body is None:
+            body = b64encode(delivery.body).decode()
+            attributes[ENCODING_ATTRIBUTE] = {"DataType": "String", "StringValue": "base64"}
+        message: dict[str, Any] = {
+            "MessageId": message_id,
+            "ReceiptHandle": handle,
+            "MD5OfBody": md5_of_body(body),
+            "Body": body,
+        }
+        if self._system_names and (system := self._system_names.selected(_system_attributes(delivery))):
+            message["Attributes"] = system
+        if attributes and (chosen := self._names.selected(attributes)):
+            message["MessageAttributes"] = chosen
+            message["MD5OfMessageAttributes"] = md5_of_attributes(chosen)
+        return message
 
 
-def _system_attributes(delivery: SqsDelivery, parameters: Mapping[str, Any]) -> dict[str, str]:
-    names = {*(parameters.get("MessageSystemAttributeNames") or ()), *(parameters.get("AttributeNames") or ())}
-    if not names:
-        return {}
+def _system_attributes(delivery: SqsDelivery) -> dict[str, str]:
     # If it is not known when a redelivered message was first received, the send time stands for it.
     first_ms = round(time.time() * 1000) if delivery.attempt == 1 else delivery.first_received_ms or delivery.sent_ms
     attributes = {
@@ -69,11 +71,11 @@ def _system_attributes(delivery: SqsDelivery, parameters: Mapping[str, Any]) -> 
         "ApproximateReceiveCount": str(delivery.attempt),
         "ApproximateFirstReceiveTimestamp": str(first_ms),
     }
-    for name, header in _FROM_HEADERS.items():
-        if value := delivery.headers.get(header):
-            attributes[name] = value.decode("utf-8", "replace")
-    everything = asks_for_all(names)
-    return {name: value for name, value in attributes.items() if everything or name in names}
+    if delivery.headers:
+        for name, header in _FROM_HEADERS.items():
+            if value := delivery.headers.get(header):
+                attributes[name] = value.decode("utf-8", "replace")
+    return attributes
 
 
 def _text(body: bytes) -> str | None:

@@ -19,13 +19,14 @@ import hashlib
 import json
 import struct
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from marq.wire.names import RESERVED_HEADER
 from marq_worker.sqs.characters import is_attribute_name, is_number, is_text
 
 #: Attributes as in the model: name -> DataType and StringValue or BinaryValue.
 Attributes = Mapping[str, Mapping[str, Any]]
+V = TypeVar("V")
 
 #: Begins the names of the headers that the endpoint itself writes.
 OWN_HEADER = "sqs-"
@@ -84,20 +85,30 @@ def asks_for_all(names: Iterable[str]) -> bool:
     return any(name in (".*", "*") or name.lower() == "all" for name in names)
 
 
-def selected(attributes: Attributes, names: Iterable[str]) -> dict[str, Mapping[str, Any]]:
-    """Return the attributes that a receiver asks for: by name, or by the beginning of their names (``bar.*``)."""
-    wanted = frozenset(names)
-    if asks_for_all(wanted):
-        return dict(attributes)
-    prefixes = tuple(name.removesuffix(".*") for name in wanted if name.endswith(".*"))
-    return {name: value for name, value in attributes.items() if name in wanted or name.startswith(prefixes)}
+class AttributeNames:
+    """The attributes that a receiver asks for: by name, or by the beginning of their names (``bar.*``)."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._all = asks_for_all(self._names)
+        self._prefixes = tuple(name.removesuffix(".*") for name in self._names if name.endswith(".*"))
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def __contains__(self, name: str) -> bool:
+        return self._all or name in self._names or name.startswith(self._prefixes)
+
+    def selected(self, attributes: Mapping[str, V]) -> dict[str, V]:
+        """Return those of a message or queue."""
+        return {name: value for name, value in attributes.items() if name in self}
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------
 
 
 def to_headers(attributes: Attributes) -> list[tuple[str, bytes]]:
-    """Return the headers of checked attributes (:mod:`marq_worker.sqs.call_limits`)."""
+    """Return the headers of checked attributes (:mod:`marq_worker.sqs.limits`)."""
     types = {name: value["DataType"] for name, value in attributes.items() if value["DataType"] != "String"}
     headers = [
         (

@@ -18,17 +18,17 @@ from marq.wire.record_headers import sequence_text
 from marq_worker.message_uuids import MessageIds
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.aws_json import TRACE
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.entries import Outcome, each_of, outcome_of
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.fifo import send_options
 from marq_worker.sqs.handles import Handle, Handles
-from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, formatted
+from marq_worker.sqs.limits import check_size
+from marq_worker.sqs.message_answers import GROUP_HEADER, TRACE_HEADER, MessageForm
 from marq_worker.sqs.message_attributes import md5_of_attributes, md5_of_body, to_headers
-from marq_worker.sqs.message_limits import check_size
-from marq_worker.sqs.pollable_queues import why_not_pollable
+from marq_worker.sqs.outcomes import Outcomes, change_visibility
 from marq_worker.sqs.receive_limits import ReceiveLimits
-from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers, SqsDelivery
-from marq_worker.sqs.settling import Settler, change_visibility
+from marq_worker.sqs.receiving import SHORT_POLL_S, Receivers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import is_being_purged
 from marq_worker.sqs.visibility import VisibilityChanges
@@ -54,6 +54,8 @@ class Outgoing(NamedTuple):
 class MessageOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
 
+    Those on batches take the entries instead, and return an outcome for each.
+
     Args:
         limits: withhold messages that are too old or were received too often.
         visibility: changes visibility timeouts in standard queues.
@@ -66,7 +68,7 @@ class MessageOperations:
         queues: Queues,
         directory: Directory,
         receivers: Receivers,
-        settler: Settler,
+        outcomes: Outcomes,
         limits: ReceiveLimits,
         visibility: VisibilityChanges,
         handles: Handles,
@@ -76,7 +78,7 @@ class MessageOperations:
         self._queues = queues
         self._directory = directory
         self._receivers = receivers
-        self._settler = settler
+        self._outcomes = outcomes
         self._limits = limits
         self._visibility = visibility
         self._handles = handles
@@ -138,13 +140,12 @@ class MessageOperations:
 
     async def receive(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         attributes = self._directory.get(queue).attributes
-        definitions = self._queues.definitions
-        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+        if (why := self._directory.why_not_pollable(queue)) is not None:
             raise SqsError("UnsupportedOperation", f"the queue {queue!r} can't be received from: {why}")
         if self._receivers.stopped:
             return {}
         wait_s = parameters.get("WaitTimeSeconds", attributes.wait_s)
-        if is_being_purged(definitions.sqs_tasks(queue)):
+        if is_being_purged(self._queues.definitions.sqs_tasks(queue)):
             # Messages from before the purge must not be delivered after its answer; meanwhile, others wait, too.
             await asyncio.sleep(min(max(wait_s, SHORT_POLL_S), _PURGE_WAIT_S))
             return {}
@@ -166,7 +167,8 @@ class MessageOperations:
             # Never return a message whose lease has ended, even if it ended while markers were being written.
             receiver.release([delivery for delivery in divided.deliverable if delivery not in deliveries])
             if deliveries:
-                return {"Messages": [self._formatted(delivery, visibility_s, parameters) for delivery in deliveries]}
+                form = MessageForm(parameters)
+                return {"Messages": [self._formatted(form, delivery, visibility_s) for delivery in deliveries]}
             if clock() > until_s + SHORT_POLL_S:
                 # There may be any number of messages to end.
                 break
@@ -180,21 +182,21 @@ class MessageOperations:
         if deliveries and visibility_s != attributes.visibility_timeout_s:
             until_s = time.monotonic() + visibility_s if visibility_s else inf
             try:
-                await change_visibility(self._settler, deliveries, visibility_s)
+                await change_visibility(self._outcomes, deliveries, visibility_s)
             except SqsError as error:
                 log.info("queue %r: a poll releases its messages: %s", queue, error.message)
                 return []
         return [delivery for delivery in deliveries if delivery.is_leased and time.monotonic() < until_s]
 
-    def _formatted(self, delivery: SqsDelivery, visibility_s: int, parameters: Parameters) -> dict[str, Any]:
+    def _formatted(self, form: MessageForm, delivery: SqsDelivery, visibility_s: int) -> dict[str, Any]:
         until_ms = delivery.received_ms and delivery.received_ms + visibility_s * 1000
         handle = self._handles.issue(delivery.token, delivery.id, delivery.attempt, until_ms, delivery.url)
-        return formatted(delivery, self._ids.of(delivery.id), handle, parameters)
+        return form.formatted(delivery, self._ids.of(delivery.id), handle)
 
     async def delete(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         self._directory.get(queue)
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
-        await self._settler.ack([handle])
+        await self._outcomes.ack([handle])
         if (receiver := self._receivers.known(queue)) is not None:
             receiver.deleted.add(handle.message_id, handle.attempt)
         return {}
@@ -205,7 +207,7 @@ class MessageOperations:
         if any(handle.url for handle in valid):
             # One by one, because some may be too late.
             return await each_of(self.delete, queue, entries)
-        await self._settler.ack(valid)
+        await self._outcomes.ack(valid)
         if (receiver := self._receivers.known(queue)) is not None:
             for handle in valid:
                 receiver.deleted.add(handle.message_id, handle.attempt)
@@ -216,7 +218,10 @@ class MessageOperations:
         handle = self._handles.read(parameters["ReceiptHandle"], queue)
         visibility_s = parameters.get("VisibilityTimeout", 0)
         if handle.url:
-            await change_visibility(self._settler, [handle], visibility_s)
+            await change_visibility(self._outcomes, [handle], visibility_s)
         else:
             await self._visibility.change(handle, visibility_s)
         return {}
+
+    async def change_visibility_batch(self, queue: str, entries: Sequence[Parameters]) -> list[Outcome]:
+        return await each_of(self.change_visibility, queue, entries)

@@ -9,13 +9,10 @@ from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 
-from marq.queues.queues import Queues
-from marq_worker.sqs.arns import arn_of
-from marq_worker.sqs.attributes import queue_of_arn
+from marq_worker.sqs.arns import arn_of, queue_of_arn
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import MessageCounts
-from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.pollable_queues import why_not_pollable
+from marq_worker.sqs.errors import SqsError, invalid
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import RUNNING, MoveTask, QueueTasks
@@ -36,13 +33,11 @@ class MoveOperations:
 
     def __init__(
         self,
-        queues: Queues,
         directory: Directory,
         tasks: QueueTasks,
         runner: TaskRunner,
         count: Callable[[str], Awaitable[MessageCounts]],
     ) -> None:
-        self._queues = queues
         self._directory = directory
         self._tasks = tasks
         self._runner = runner
@@ -59,9 +54,8 @@ class MoveOperations:
         self._check_exists("SourceArn", queue)
         sources = self._directory.sources_of(queue)
         if not sources:
-            raise SqsError("InvalidParameterValue", "Source queue must be configured as a Dead Letter Queue.")
-        definitions = self._queues.definitions
-        if (why := why_not_pollable(queue, definitions.settings(queue), definitions.group(queue))) is not None:
+            raise invalid("Source queue must be configured as a Dead Letter Queue.")
+        if (why := self._directory.why_not_pollable(queue)) is not None:
             raise SqsError("UnsupportedOperation", f"the messages of {queue!r} can't be moved: {why}")
         targets = self._targets(queue, parameters)
         destination = targets[0] if "DestinationArn" in parameters else None
@@ -69,11 +63,9 @@ class MoveOperations:
             await self._directory.look_for(destination)
             self._check_exists("DestinationArn", destination)
             if destination == queue:
-                raise SqsError(
-                    "InvalidParameterValue", "Source queue arn and destination queue arn cannot be the same."
-                )
+                raise invalid("Source queue arn and destination queue arn cannot be the same.")
             if is_fifo(destination) is not is_fifo(queue):
-                raise SqsError("InvalidParameterValue", "a FIFO queue and a standard queue can't exchange messages")
+                raise invalid("a FIFO queue and a standard queue can't exchange messages")
         counts = await self._count(queue)
         task = MoveTask(
             id=secrets.token_hex(16),
@@ -121,7 +113,7 @@ def _read_handle(text: str) -> tuple[str, str]:
         document = json.loads(b64decode(text, validate=True))
         return queue_of_arn(document["sourceArn"]), str(document["taskId"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise SqsError("InvalidParameterValue", "Value for parameter TaskHandle is invalid.") from None
+        raise invalid("Value for parameter TaskHandle is invalid.") from None
 
 
 def _described(queue: str, task: MoveTask) -> dict[str, Any]:

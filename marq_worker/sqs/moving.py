@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.wire.errors import BrokerUnavailable, MarqError
-from marq_worker.sqs.attributes import queue_of_arn
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.counts import MessageCounts
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.receive_limits import OldMessages, without_old
-from marq_worker.sqs.receiving import QueueReceiver, Receivers, SqsDelivery
-from marq_worker.sqs.settling import Settler
+from marq_worker.sqs.receiving import QueueReceiver, Receivers
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import CANCELLED, CANCELLING, COMPLETED, FAILED, RENEWAL_S, SKEW_S, MoveTask, QueueTasks
 
@@ -54,7 +55,7 @@ class Mover:
 
     Args:
         send: sends a message to its new queue.
-        settler: deletes the moved messages.
+        outcomes: deletes the moved messages.
         old_messages: deletes those that are too old.
         count: returns how many messages a queue has.
     """
@@ -65,7 +66,7 @@ class Mover:
         directory: Directory,
         receivers: Receivers,
         send: Send,
-        settler: Settler,
+        outcomes: Outcomes,
         old_messages: OldMessages,
         count: Callable[[str], Awaitable[MessageCounts]],
         clock: Callable[[], float] = time.monotonic,
@@ -74,7 +75,7 @@ class Mover:
         self._directory = directory
         self._receivers = receivers
         self._send = send
-        self._settler = settler
+        self._outcomes = outcomes
         self._old_messages = old_messages
         self._count = count
         self._clock = clock
@@ -154,7 +155,7 @@ class Mover:
         older = [delivery for delivery in deliveries if delivery.sent_ms <= newest_ms]
         expired, rest = without_old(older, attributes)
         try:
-            await self._settler.renew(rest, LEASE_S * 1000)
+            await self._outcomes.renew(rest, LEASE_S * 1000)
             # The previous lease applies until the renewal is durable. Once it has ended, another client may have the
             # message, and a move would duplicate it.
             receiver.release([delivery for delivery in rest if not delivery.is_leased])
@@ -180,7 +181,7 @@ class Mover:
         ]
         progress.add(len(moved))
         if moved:
-            await self._end(queue, self._settler.ack(moved))
+            await self._end(queue, self._outcomes.ack(moved))
         if expired:
             await self._end(queue, self._old_messages.delete(queue, expired))
         await progress.write_now_and_then()

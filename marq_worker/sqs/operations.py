@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,9 +11,8 @@ from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageT
 from marq_worker.sqs.access_keys import DESCRIBE, Key, action_of
 from marq_worker.sqs.attributes import target_of
 from marq_worker.sqs.aws_json import Call
-from marq_worker.sqs.call_limits import check
-from marq_worker.sqs.entries import each_of
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
+from marq_worker.sqs.limits import check
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations, queue_of_task
 from marq_worker.sqs.queue_operations import QueueOperations
@@ -56,7 +55,6 @@ class Operations:
         directory: Directory,
         maximum_bytes: int,
     ) -> None:
-        self._queues = queues
         self._moves = moves
         self._directory = directory
         self._maximum_bytes = maximum_bytes
@@ -65,8 +63,6 @@ class Operations:
             **{name: partial(operation, messages) for name, operation in _ON_MESSAGES.items()},
             **{name: partial(operation, moves) for name, operation in _ON_MOVES.items()},
         }
-        #: Operations that carry out all entries of a batch together.
-        self._batches: Mapping[str, Any] = {name: partial(batch, messages) for name, batch in _BATCHES.items()}
 
     async def answer(self, call: Call, key: Key | None, base_url: str) -> dict[str, Any]:
         """Answer a call of a client; ``key`` is None if the endpoint has no keys.
@@ -87,26 +83,19 @@ class Operations:
                 for action, other in self._moves.permissions(call.operation, queue, parameters):
                     check_permission(key, action, other)
         try:
-            if call.operation == "ListQueues":
-                return self._queues.list_queues(parameters, key, base_url)
             if "Entries" in parameters:
-                return await self._batch(call.operation, parameters, queue or "", errors)
+                return await self._batch(operation, queue or "", parameters["Entries"], errors)
             return dict(await operation(queue, {**parameters, "base_url": base_url, "key": key}))
         except MarqError as error:
             raise translated(error) from error
 
     async def _batch(
-        self, name: str, parameters: Parameters, queue: str, errors: Mapping[str, SqsError]
+        self, operation: Any, queue: str, entries: Sequence[Parameters], errors: Mapping[str, SqsError]
     ) -> dict[str, Any]:
         """Answer the entries of a batch, each of which succeeds or fails separately."""
-        entries = parameters["Entries"]
         self._directory.get(queue)
         accepted = [entry for entry in entries if entry["Id"] not in errors] if errors else entries
-        together = self._batches.get(name)
-        if together is None:
-            outcomes = await each_of(self._operations[name], queue, accepted)
-        else:
-            outcomes = await together(queue, accepted) if accepted else []
+        outcomes = await operation(queue, accepted) if accepted else []
         by_id = {**errors, **{entry["Id"]: outcome for entry, outcome in zip(accepted, outcomes, strict=True)}}
         answer: dict[str, Any] = {"Successful": [], "Failed": []}
         for entry in entries:
@@ -130,7 +119,7 @@ class Operations:
 
 def translated(error: MarqError) -> SqsError:
     if isinstance(error, MessageTooLarge | ConfigError):
-        return SqsError("InvalidParameterValue", str(error))
+        return invalid(str(error))
     if isinstance(error, BrokerUnavailable):
         log.warning("a call failed: %s", error)
         return SqsError("ServiceUnavailable", str(error))
@@ -161,16 +150,12 @@ _ON_QUEUES: Mapping[str, Any] = {
 }
 _ON_MESSAGES: Mapping[str, Any] = {
     "SendMessage": MessageOperations.send,
-    "SendMessageBatch": MessageOperations.send,
+    "SendMessageBatch": MessageOperations.send_batch,
     "ReceiveMessage": MessageOperations.receive,
     "DeleteMessage": MessageOperations.delete,
-    "DeleteMessageBatch": MessageOperations.delete,
-    "ChangeMessageVisibility": MessageOperations.change_visibility,
-    "ChangeMessageVisibilityBatch": MessageOperations.change_visibility,
-}
-_BATCHES: Mapping[str, Any] = {
-    "SendMessageBatch": MessageOperations.send_batch,
     "DeleteMessageBatch": MessageOperations.delete_batch,
+    "ChangeMessageVisibility": MessageOperations.change_visibility,
+    "ChangeMessageVisibilityBatch": MessageOperations.change_visibility_batch,
 }
 _ON_MOVES: Mapping[str, Any] = {
     "StartMessageMoveTask": MoveOperations.start,

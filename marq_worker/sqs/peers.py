@@ -50,13 +50,14 @@ class Peers:
         self._known: dict[str, tuple[str, ...]] = {}
         #: When each queue was last polled; monotonic seconds.
         self._polled: dict[str, float] = {}
-        self._asker: ClientSession | None = None
-        #: Separate, because requests for messages wait for seconds and must not delay outcomes.
-        self._settler: ClientSession | None = None
+        self._session: ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._asker, self._settler = self._session(), self._session()
+        # No limit: by default, the requests to all endpoints for all queues would share 100 connections, and those for
+        # messages, which wait for seconds, would delay outcomes.
+        connector = TCPConnector(limit=0)
+        self._session = ClientSession(headers={"Authorization": f"Bearer {self._token}"}, connector=connector)
         self._looking = asyncio.create_task(self._look(), name="marq-sqs-peers")
 
     async def stop(self) -> None:
@@ -64,13 +65,8 @@ class Peers:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
         await self._groups.stop()
-        for session in (self._asker, self._settler):
-            if session is not None:
-                await session.close()
-
-    def _session(self) -> ClientSession:
-        # No limit: by default, the requests to all endpoints for all queues would share 100 connections.
-        return ClientSession(headers={"Authorization": f"Bearer {self._token}"}, connector=TCPConnector(limit=0))
+        if self._session is not None:
+            await self._session.close()
 
     def authorizes(self, header: str | None) -> bool:
         """Return whether a request comes from an endpoint with the same secret."""
@@ -84,44 +80,33 @@ class Peers:
 
     async def ask(self, url: str, queue: str, most: int) -> list[dict[str, Any]]:
         """Return messages of another endpoint, or none after a while."""
-        assert self._asker is not None
-        try:
-            async with self._asker.post(
-                f"{url}{PATH}",
-                json={"queue": queue, "most": most, "wait": ASK_S},
-                timeout=ClientTimeout(total=ASK_S + _ANSWER_S),
-                allow_redirects=False,
-            ) as response:
-                if response.status == 200:
-                    documents: list[dict[str, Any]] = await response.json()
-                    return documents
-                log.warning("the endpoint %s refuses requests from this one: status=%d", url, response.status)
-        except (ClientError, TimeoutError, ValueError) as error:
-            log.debug("the endpoint %s does not answer: %r", url, error)
-        # The other endpoint is stopping, or was killed; the group will soon know.
-        await asyncio.sleep(1)
-        return []
+        asked = {"queue": queue, "most": most, "wait": ASK_S}
+        documents: list[dict[str, Any]] | None = await self._post(url, PATH, asked, ASK_S + _ANSWER_S)
+        if documents is None:
+            # The other endpoint is stopping, or was killed; the group will soon know.
+            await asyncio.sleep(1)
+        return documents or []
 
     async def settle(self, url: str, outcomes: Sequence[dict[str, Any]]) -> Sequence[bool]:
         """Pass outcomes of FIFO queues on to the endpoint that delivered the messages; return which of them it holds.
 
         Empty if it does not answer.
         """
-        assert self._settler is not None
+        return await self._post(url, SETTLE_PATH, outcomes, _SETTLE_S) or []
+
+    async def _post(self, url: str, path: str, document: Any, limit_s: float) -> Any:
+        """Return the JSON of another endpoint's answer, None if there is none in time."""
+        assert self._session is not None
         try:
-            async with self._settler.post(
-                f"{url}{SETTLE_PATH}",
-                json=list(outcomes),
-                timeout=ClientTimeout(total=_SETTLE_S),
-                allow_redirects=False,
+            async with self._session.post(
+                f"{url}{path}", json=document, timeout=ClientTimeout(total=limit_s), allow_redirects=False
             ) as response:
                 if response.status == 200:
-                    held: list[bool] = await response.json()
-                    return held
+                    return await response.json()
                 log.warning("the endpoint %s refuses requests from this one: status=%d", url, response.status)
         except (ClientError, TimeoutError, ValueError) as error:
             log.debug("the endpoint %s does not answer: %r", url, error)
-        return []
+        return None
 
     async def _look(self) -> None:
         while True:

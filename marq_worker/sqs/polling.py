@@ -37,8 +37,6 @@ from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Ack, Release, Renew, Resume, Source
-from marq.wire.names import RESERVED_HEADER
-from marq.wire.record_headers import first_received_ms, origin, record_id
 
 #: The lease of messages that are not delivered yet; the consumer renews it. After a crash they wait for its end, so it
 #: is short, even if the queue's own lease lasts hours.
@@ -149,42 +147,6 @@ def _fail(asked: Sequence[_Asked], error: MarqError) -> None:
     for _, answer in asked:
         if not answer.done():
             answer.set_exception(error)
-
-
-class Described(NamedTuple):
-    """A message as another process can receive it; times are in milliseconds since 1970.
-
-    ``first_received_ms`` is 0 if it is unknown or this is the first delivery. ``available_ms`` is when the message
-    could first be received: later than ``sent_ms`` if it was delayed or redriven, or its sender chose its timestamp.
-    """
-
-    token: Token
-    id: str
-    attempt: int
-    sent_ms: int
-    body: bytes
-    headers: dict[str, bytes | None]
-    first_received_ms: int = 0
-    available_ms: int = 0
-
-
-def described(message: Message) -> Described:
-    """Return the parts of a message; looking up each of them costs several times as much."""
-    held, offset = message._batch, message._offset
-    record = held.record(offset)
-    token = Token(held.queue, held.holder, held.source, offset)
-    if not record.headers:
-        sent_ms = record.timestamp
-        return Described(token, record_id(held.source.log, offset), 1, sent_ms, message.body, {}, 0, sent_ms)
-    facts = origin(held.source, offset, record.timestamp, record.headers)
-    received_ms = first_received_ms(record.headers)
-    # The record of a delayed or redriven message has the time of its first delivery. If a redelivery lacks the header,
-    # its record is that first delivery, or its age is unknown. The message must not count as older than it is.
-    known = facts.attempt > 1 and received_ms
-    available_ms = max(facts.first_sent_ms, received_ms) if known else record.timestamp
-    return Described(
-        token, facts.id, facts.attempt, facts.first_sent_ms, message.body, message.headers, received_ms, available_ms
-    )
 
 
 class PolledConsumer(Consumer):
@@ -365,48 +327,27 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
         await writer.settled()
 
 
-class SourceOffset(NamedTuple):
-    """The place of a message in its queue."""
-
-    source: Source
-    offset: int
-
-
-def own_headers(message: Message) -> dict[str, bytes | None]:
-    """Return the headers of a message that Marq wrote, which :attr:`Message.headers` leaves out."""
-    return {name: value for name, value in message._record.headers if name.startswith(RESERVED_HEADER)}
-
-
 class PolledInOrder(PolledConsumer):
     """Receives messages of one queue with ordering on request, and settles those that it has delivered."""
 
     def _receiver_settings(self, topics: Topics, definitions: Definitions) -> ReceiverSettings:
         settings = super()._receiver_settings(topics, definitions)
         max_lease_ms = min(map(settings.max_lease_of, self._membership.queues(definitions)), default=WAITING_LEASE_MS)
-        self._delivered: dict[SourceOffset, Message] = {}
+        #: By source and offset.
+        self._delivered: dict[tuple[Source, int], Message] = {}
         #: The last purge that is known.
         self._purge = settings.skipped(self.name)
         return replace(settings, lease_ms=min(WAITING_LEASE_MS, max_lease_ms))
 
-    async def poll(
-        self, max_messages: int, lease_ms: int | None = None, *, max_bytes: int | None = None
-    ) -> list[Message]:
-        """Return up to ``max_messages`` that are available, at most one of each ordering key.
-
-        Each is leased for ``lease_ms`` (default: the queue's setting), and the consumer does not renew it. With
-        ``max_bytes``, the message that reaches this size is the last one.
-
-        Raises:
-            MarqError: the consumer can no longer receive; the error says why.
-        """
+    async def poll(self, max_messages: int, *, max_bytes: int | None = None) -> list[Message]:
+        """Return up to ``max_messages`` that are available, at most one of each ordering key; otherwise as above."""
         running = self._started()
         self._end_purged()
         messages = self._take(max_messages, max_bytes)
         if not messages:
             running.raise_error()
             return []
-        if lease_ms is None:
-            lease_ms = running.receiver_settings.queue(self.name).lease_ms
+        lease_ms = running.receiver_settings.queue(self.name).lease_ms
         try:
             # Durable before the program sees them: if this process dies then, they keep this lease.
             await running.hold(messages, lease_ms, ends=True, started=True)
@@ -416,7 +357,7 @@ class PolledInOrder(PolledConsumer):
         held = [message for message in messages if self._is_held(message)]
         # Their source was given up meanwhile. Without a release, its next consumer would wait for their leases.
         put_back([message for message in messages if message not in held])
-        self._delivered.update({SourceOffset(message._batch.source, message.offset): message for message in held})
+        self._delivered.update({(message._batch.source, message.offset): message for message in held})
         return held
 
     def _end_purged(self) -> None:
@@ -431,7 +372,7 @@ class PolledInOrder(PolledConsumer):
 
     def find(self, token: Token, attempt: int) -> Message | None:
         """Return a delivered message if this attempt of it is still leased here."""
-        message = self._delivered.get(SourceOffset(token.source, token.offset))
+        message = self._delivered.get((token.source, token.offset))
         # The holder must match, too: after a source is assigned again, its messages belong to the new holder.
         if message is None or message.attempt != attempt or message._batch.holder != token.holder:
             return None
@@ -440,14 +381,14 @@ class PolledInOrder(PolledConsumer):
     async def ack_held(self, message: Message) -> None:
         """Ack a message that :meth:`find` returned; durable on return."""
         running = self._started()
-        del self._delivered[SourceOffset(message._batch.source, message.offset)]
+        del self._delivered[message._batch.source, message.offset]
         message._ack()
         await running.receiver.writer.settled()
 
     async def release_held(self, message: Message, *, counted: bool) -> None:
         """Release a message that :meth:`find` returned; ``counted=False`` if no program has seen it."""
         running = self._started()
-        del self._delivered[SourceOffset(message._batch.source, message.offset)]
+        del self._delivered[message._batch.source, message.offset]
         if not counted:
             put_back([message])
         elif message._batch.decide(message.offset):

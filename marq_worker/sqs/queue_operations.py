@@ -6,23 +6,28 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any
 
-from marq.queues.queues import Queues
-from marq_worker.sqs.access_keys import DESCRIBE, Key
+from marq_worker.sqs.access_keys import DESCRIBE
 from marq_worker.sqs.arns import arn_of, url_of
 from marq_worker.sqs.counts import MessageCounts
-from marq_worker.sqs.message_attributes import asks_for_all
+from marq_worker.sqs.limits import MAX_NAMES
+from marq_worker.sqs.message_attributes import AttributeNames
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import PurgeTask, QueueTasks
 
-#: How many names ListQueues returns at most.
-_MAX_NAMES = 1_000
+_COUNTS = {
+    "ApproximateNumberOfMessages": "waiting",
+    "ApproximateNumberOfMessagesNotVisible": "in_flight",
+    "ApproximateNumberOfMessagesDelayed": "delayed",
+}
 
 Parameters = Mapping[str, Any]
 
 
 class QueueOperations:
     """Each operation takes the queue's name and its parameters, and returns the members of its answer.
+
+    Two more parameters are the client's ``key``, None if the endpoint has no keys, and the ``base_url`` of queues.
 
     Args:
         extent: returns which messages a queue has now, for a later purge.
@@ -31,23 +36,20 @@ class QueueOperations:
 
     def __init__(
         self,
-        queues: Queues,
         directory: Directory,
         tasks: QueueTasks,
         runner: TaskRunner,
         extent: Callable[[str], Awaitable[str]],
         count: Callable[[str], Awaitable[MessageCounts]],
     ) -> None:
-        self._queues = queues
         self._directory = directory
         self._tasks = tasks
         self._runner = runner
         self._extent = extent
         self._count = count
 
-    def list_queues(self, parameters: Parameters, key: Key | None, base_url: str) -> dict[str, Any]:
-        names = self._directory.names(parameters.get("QueueNamePrefix", ""))
-        return _page("QueueUrls", _visible(names, key), parameters, base_url)
+    async def list_queues(self, queue: None, parameters: Parameters) -> dict[str, Any]:
+        return _page("QueueUrls", self._directory.names(parameters.get("QueueNamePrefix", "")), parameters)
 
     async def create_queue(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         await self._directory.create(queue, parameters.get("Attributes", {}), parameters.get("tags", {}))
@@ -73,20 +75,17 @@ class QueueOperations:
 
     async def get_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         found = self._directory.get(queue)
-        names = set(parameters.get("AttributeNames", ()))
-        everything = asks_for_all(names)
+        names = AttributeNames(parameters.get("AttributeNames", ()))
         attributes = found.attributes.to_attributes() | {
             "QueueArn": arn_of(queue),
             "CreatedTimestamp": str(found.created_s),
             "LastModifiedTimestamp": str(found.modified_s),
         }
-        if everything or any(name.startswith("Approximate") for name in names):
+        if any(name in names for name in _COUNTS):
             # An error here ends some clients, such as Celery's worker, so unknown numbers are 0.
             counts = await self._count(queue)
-            attributes["ApproximateNumberOfMessages"] = str(counts.waiting)
-            attributes["ApproximateNumberOfMessagesNotVisible"] = str(counts.in_flight)
-            attributes["ApproximateNumberOfMessagesDelayed"] = str(counts.delayed)
-        chosen = {name: value for name, value in attributes.items() if everything or name in names}
+            attributes |= {name: str(getattr(counts, member)) for name, member in _COUNTS.items()}
+        chosen = names.selected(attributes)
         return {"Attributes": chosen} if chosen else {}
 
     async def set_queue_attributes(self, queue: str, parameters: Parameters) -> dict[str, Any]:
@@ -94,8 +93,7 @@ class QueueOperations:
         return {}
 
     async def list_dead_letter_sources(self, queue: str, parameters: Parameters) -> dict[str, Any]:
-        names = _visible(self._directory.sources_of(queue), parameters["key"])
-        return _page("queueUrls", names, parameters, parameters["base_url"])
+        return _page("queueUrls", self._directory.sources_of(queue), parameters)
 
     async def list_tags(self, queue: str, parameters: Parameters) -> dict[str, Any]:
         tags = self._directory.get(queue).tags
@@ -110,20 +108,14 @@ class QueueOperations:
         return {}
 
 
-def _visible(names: Iterable[str], key: Key | None) -> list[str]:
-    """Return the queues that a client may know of; ``key`` is None if the endpoint has no keys."""
-    return [name for name in names if key is None or key.allows(DESCRIBE, name)]
-
-
-def _page(member: str, names: list[str], parameters: Parameters, base_url: str) -> dict[str, Any]:
-    """Return the next page of sorted names as URLs."""
-    token, most = parameters.get("NextToken"), parameters.get("MaxResults")
-    if token is not None:
-        names = [name for name in names if name > token]
-    page = names[: most or _MAX_NAMES]
-    answer: dict[str, Any] = (
-        {member: [url_of(base_url, name) for name in page]} if page or member == "queueUrls" else {}
-    )
+def _page(member: str, names: Iterable[str], parameters: Parameters) -> dict[str, Any]:
+    """Return the URLs of the next sorted names, of queues that the client may know of; all if it has no key."""
+    key, token, most = parameters["key"], parameters.get("NextToken"), parameters.get("MaxResults")
+    names = [name for name in names if (key is None or key.allows(DESCRIBE, name)) and (token is None or name > token)]
+    page = names[: most or MAX_NAMES]
+    answer: dict[str, Any] = {}
+    if page or member == "queueUrls":
+        answer[member] = [url_of(parameters["base_url"], name) for name in page]
     if most is not None and len(names) > most:
         answer["NextToken"] = page[-1]
     return answer

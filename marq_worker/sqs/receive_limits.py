@@ -12,9 +12,9 @@ from typing import NamedTuple
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge
 from marq_worker.sqs.attributes import QueueAttributes
 from marq_worker.sqs.dead_letters import DeadLetterSender
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.receiving import SqsDelivery
-from marq_worker.sqs.settling import Settler
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.sqs_queues import Directory
 
 log = logging.getLogger("marq.sqs")
@@ -51,14 +51,14 @@ def without_old(
 class OldMessages:
     """Deletes messages that are too old, and logs how many."""
 
-    def __init__(self, settler: Settler) -> None:
-        self._settler = settler
+    def __init__(self, outcomes: Outcomes) -> None:
+        self._outcomes = outcomes
         #: Deleted messages since the last log line, by queue, until the next line is due.
         self._unlogged: dict[str, int] = {}
 
     async def delete(self, queue: str, old: Sequence[SqsDelivery]) -> None:
-        """Delete messages of a queue; same errors as the settler."""
-        await self._settler.ack(old)
+        """Delete messages of a queue; same errors as :class:`Outcomes`."""
+        await self._outcomes.ack(old)
         if queue in self._unlogged:
             self._unlogged[queue] += len(old)
         else:
@@ -86,13 +86,13 @@ class ReceiveLimits:
     def __init__(
         self,
         directory: Directory,
-        settler: Settler,
+        outcomes: Outcomes,
         dead_letters: DeadLetterSender,
         old_messages: OldMessages,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._directory = directory
-        self._settler = settler
+        self._outcomes = outcomes
         self._dead_letters = dead_letters
         self._old_messages = old_messages
         self._clock = clock
@@ -165,7 +165,7 @@ class ReceiveLimits:
             try:
                 # First the copy: a crash in between leaves two dead letters instead of none.
                 await self._dead_letters.move(delivery, queue, divided.target)
-                await self._settler.ack([delivery])
+                await self._outcomes.ack([delivery])
             except (MarqError, SqsError) as error:
                 log.warning(
                     "queue %r: a message was not moved to %r: message=%s %s", queue, divided.target, delivery.id, error
@@ -183,7 +183,7 @@ class ReceiveLimits:
         try:
             if not divided.dead or self._directory.get(queue).attributes.visibility_timeout_s >= LEAST_LEASE_S:
                 return divided.dead
-            await self._settler.renew(divided.dead, LEAST_LEASE_S * 1000)
+            await self._outcomes.renew(divided.dead, LEAST_LEASE_S * 1000)
         except (MarqError, SqsError) as error:
             log.warning(
                 "queue %r: %d messages were not moved to %r: %s", queue, len(divided.dead), divided.target, error
@@ -193,6 +193,6 @@ class ReceiveLimits:
 
     async def _release(self, delivery: SqsDelivery) -> None:
         try:
-            await self._settler.release([delivery], counted=False)
+            await self._outcomes.release([delivery], counted=False)
         except (MarqError, SqsError) as error:
             log.debug("a message was not released, its lease will expire: %s", error)

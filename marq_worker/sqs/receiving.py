@@ -10,25 +10,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from base64 import b64decode, b64encode
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import islice
-from math import ceil, inf
-from typing import Any, NamedTuple, Self
+from math import ceil
+from typing import Any
 
-from marq.client import message_token
 from marq.client.background import until_set
-from marq.client.message_token import Token
 from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq_worker.sqs.deleted_messages import DeletedMessages
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.outcomes import Outcomes, SettleRequest
 from marq_worker.sqs.peers import Peers
-from marq_worker.sqs.polling import PolledConsumer, TokenSettler, described
+from marq_worker.sqs.polling import PolledConsumer
 
 log = logging.getLogger("marq.sqs")
 
@@ -54,82 +53,6 @@ STOP_S = 4.0
 MAX_ANSWER_BYTES = 4 << 20
 
 
-class SqsDelivery(NamedTuple):
-    """A leased message for one poll; times are in milliseconds since 1970."""
-
-    token: Token
-    id: str
-    attempt: int
-    sent_ms: int
-    body: bytes
-    headers: Mapping[str, bytes | None]
-    #: 0 if it is unknown, or this is the first delivery.
-    first_received_ms: int = 0
-    #: When it could first be received; 0 if it is unknown.
-    available_ms: int = 0
-    #: The address of the endpoint that keeps the message until it is settled; empty if any endpoint can settle it.
-    url: str = ""
-    #: When it was received, by the brokers' clock; 0 if that is unknown.
-    received_ms: int = 0
-    #: When its lease ends, in seconds of this machine's monotonic clock.
-    until_s: float = inf
-
-    @classmethod
-    def of(cls, message: Message, consumer: PolledConsumer) -> Self:
-        until_s = time.monotonic() + consumer.left_s(message)
-        return cls(*described(message), received_ms=consumer.broker_ms() or 0, until_s=until_s)
-
-    @property
-    def is_leased(self) -> bool:
-        """Whether its lease has not ended. Otherwise, no poll may return it, because another client may have it."""
-        return time.monotonic() < self.until_s
-
-    @property
-    def age_s(self) -> float:
-        """For how long it has been available; 0 if that is unknown."""
-        return (self.received_ms - self.available_ms) / 1000 if self.received_ms and self.available_ms else 0.0
-
-    def document(self, asked_s: float) -> dict[str, Any]:
-        """Return the delivery as JSON for another endpoint, whose request arrived at this monotonic time."""
-        headers = {name: None if value is None else b64encode(value).decode() for name, value in self.headers.items()}
-        return {
-            "token": message_token.encode(self.token),
-            "id": self.id,
-            "attempt": self.attempt,
-            "sent_ms": self.sent_ms,
-            "body": b64encode(self.body).decode(),
-            "headers": headers,
-            "first_received_ms": self.first_received_ms,
-            "available_ms": self.available_ms,
-            "url": self.url,
-            "received_ms": self.received_ms,
-            "lease_ms": None if self.until_s == inf else round((self.until_s - asked_s) * 1000),
-        }
-
-    @classmethod
-    def read(cls, document: Mapping[str, Any], asked_s: float) -> Self:
-        """Read the answer to a request that was sent at this monotonic time.
-
-        The request arrived later, so the lease seems to end too early, but never too late.
-        """
-        lease_ms = document.get("lease_ms")
-        headers = {name: None if value is None else b64decode(value) for name, value in document["headers"].items()}
-        return cls(
-            message_token.decode(document["token"]),
-            document["id"],
-            document["attempt"],
-            document["sent_ms"],
-            b64decode(document["body"]),
-            headers,
-            # Endpoints of earlier versions do not send these fields.
-            document.get("first_received_ms", 0),
-            document.get("available_ms", 0),
-            document["url"],
-            document.get("received_ms", 0),
-            inf if lease_ms is None else asked_s + lease_ms / 1000,
-        )
-
-
 def end_of_poll_s(now_s: float, wait_s: float) -> float:
     """Return when a poll without messages ends."""
     until_s = now_s + wait_s
@@ -149,11 +72,11 @@ class QueueReceiver:
     #: Whether it keeps messages until they are settled.
     keeps = False
 
-    def __init__(self, queue: str, client: ClientSettings, url: str, settler: TokenSettler, peers: Peers) -> None:
+    def __init__(self, queue: str, client: ClientSettings, url: str, outcomes: Outcomes, peers: Peers) -> None:
         self._queue = queue
         self._client = client
         self._url = url
-        self._settler = settler
+        self._outcomes = outcomes
         self._peers = peers
         self.deleted = DeletedMessages()
         #: Polls that wait now, how many messages they want, and when the last one ended.
@@ -216,6 +139,15 @@ class QueueReceiver:
         self._settling.add(task)
         task.add_done_callback(self._settling.discard)
 
+    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
+        try:
+            await self._outcomes.release(deliveries, counted=False)
+        except (MarqError, SqsError) as error:
+            log.warning(
+                "queue %r: %d messages were not released, their leases will expire: %s",
+                self._queue, len(deliveries), error,
+            )  # fmt: skip
+
     async def end_polls(self) -> None:
         """Answer the waiting polls; wait up to STOP_S for those that renew leases."""
         self._stopping = True
@@ -257,23 +189,17 @@ class QueueReceiver:
 
     async def _receive(self, consumer: PolledConsumer, most: int, max_bytes: int | None) -> list[SqsDelivery]:
         """Return messages of the consumer. Raises MarqError if it can no longer receive."""
-        return [SqsDelivery.of(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
+        return [self._delivery(message, consumer) for message in await consumer.poll(most, max_bytes=max_bytes)]
 
-    async def _release(self, deliveries: Sequence[SqsDelivery]) -> None:
-        try:
-            await self._settler.release([delivery.token for delivery in deliveries], counted=False)
-        except MarqError as error:
-            log.warning(
-                "queue %r: %d messages were not released, their leases will expire: %s",
-                self._queue, len(deliveries), error,
-            )  # fmt: skip
-
-    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
-        """Delete messages. Raises MarqError or SqsError if it is unknown whether that succeeded."""
-        await self._settler.ack([delivery.token for delivery in deliveries])
+    def _delivery(self, message: Message, consumer: PolledConsumer) -> SqsDelivery:
+        return SqsDelivery.of(message, consumer)
 
     def _check(self) -> None:
         """Do periodic work."""
+
+    async def settle(self, outcome: SettleRequest) -> bool:
+        """Settle a message that is kept here; return False if this delivery is not."""
+        return False
 
     # --- the consumer -------------------------------------------------------------------------------------------------
 
@@ -369,14 +295,14 @@ class QueueReceiver:
         deliveries = [delivery for delivery in deliveries if delivery not in ended]
         late = [delivery for delivery in deliveries if self.deleted.concerns(delivery)]
         if late:
-            self._in_background(self._end_late(late))
+            self._in_background(self._end(late))
             deliveries = [delivery for delivery in deliveries if delivery not in late]
         return deliveries
 
-    async def _end_late(self, deliveries: Sequence[SqsDelivery]) -> None:
+    async def _end(self, deliveries: Sequence[SqsDelivery]) -> None:
         """Delete redeliveries of deleted messages; if that fails, the next redelivery is deleted."""
         try:
-            await self._end(deliveries)
+            await self._outcomes.ack(deliveries)
         except (MarqError, SqsError) as error:
             log.info("queue %r: redeliveries of deleted messages were not deleted: %s", self._queue, error)
 

@@ -29,8 +29,8 @@ from marq_worker.sqs.aws_json import (
 )
 from marq_worker.sqs.bodies import Bodies
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.fifo import Outcomes, SettleRequest
 from marq_worker.sqs.operations import Operations
+from marq_worker.sqs.outcomes import Outcomes, SettleRequest
 from marq_worker.sqs.peers import ASK_S, PATH, SETTLE_PATH, Peers
 from marq_worker.sqs.receiving import MAX_ASKED, Receivers
 from marq_worker.web.connection_limits import IDLE_S, Connections

@@ -21,18 +21,19 @@ from marq.wire.errors import ConfigError
 from marq_worker.config.settings import AppSettings
 from marq_worker.fatal_errors import or_exit
 from marq_worker.message_uuids import MessageIds
+from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES
 from marq_worker.sqs.authentication import access_keys
 from marq_worker.sqs.aws_json import operations
 from marq_worker.sqs.characters import is_fifo
 from marq_worker.sqs.counts import QueueCounts
 from marq_worker.sqs.dead_letters import DeadLetterSender
-from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver, Outcomes
+from marq_worker.sqs.fifo import FifoReceiver, KeptReceiver
 from marq_worker.sqs.handles import Handles
-from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.move_operations import MoveOperations
 from marq_worker.sqs.moving import Mover
 from marq_worker.sqs.operations import Operations
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.peers import Peers
 from marq_worker.sqs.polling import LeaseLookup, TokenSettler
 from marq_worker.sqs.queue_operations import QueueOperations
@@ -97,7 +98,7 @@ class SqsEndpoint(Service):
             url, secret, lambda queue: self._queues.definitions.consumer_group(queue, names), Groups(client)
         )
         self._questions = LeaseLookup(client)
-        self._outcomes = Outcomes(
+        self._outcomes = outcomes = Outcomes(
             url, self._settler, self._questions, self._peers, lambda queue: self._receivers.known(queue)
         )
         self._receivers = Receivers(partial(self._new_receiver, url), self._keeps)
@@ -105,25 +106,24 @@ class SqsEndpoint(Service):
         self._directory = directory = Directory(self._queues, maximum_bytes)
         self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
-        settler = self._outcomes
-        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(settler)
-        self._limits = limits = ReceiveLimits(directory, settler, dead_letters, old_messages)
-        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, settler, old_messages, count)
+        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(outcomes)
+        self._limits = limits = ReceiveLimits(directory, outcomes, dead_letters, old_messages)
+        mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, outcomes, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)
         calls = Operations(
-            QueueOperations(self._queues, directory, tasks, runner, self._extent, count),
+            QueueOperations(directory, tasks, runner, self._extent, count),
             MessageOperations(
                 producer=self._producer,
                 queues=self._queues,
                 directory=directory,
                 receivers=self._receivers,
-                settler=settler,
+                outcomes=outcomes,
                 limits=limits,
                 visibility=VisibilityChanges(self._settler, self._questions),
                 handles=Handles(secret),
                 ids=MessageIds(names.messages, await topic_id(client, names.messages)),
             ),
-            MoveOperations(self._queues, directory, tasks, runner, count),
+            MoveOperations(directory, tasks, runner, count),
             directory,
             maximum_bytes,
         )
@@ -164,11 +164,8 @@ class SqsEndpoint(Service):
         return is_fifo(queue) or self._queues.definitions.settings(queue).by_key
 
     def _new_receiver(self, url: str, queue: str) -> QueueReceiver:
-        if is_fifo(queue):
-            return FifoReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
-        if self._keeps(queue):
-            return KeptReceiver(queue, self._client, url, self._settler, self._peers, self._outcomes)
-        return QueueReceiver(queue, self._client, url, self._settler, self._peers)
+        kind = FifoReceiver if is_fifo(queue) else KeptReceiver if self._keeps(queue) else QueueReceiver
+        return kind(queue, self._client, url, self._outcomes, self._peers)
 
     @Service.task
     async def _drop_idle(self) -> None:

@@ -24,19 +24,19 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import sqs_key
 from marq.settings.queue import ORDERED_BY_KEY, UNLIMITED
 from marq.wire.errors import MarqError
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.attributes import (
     QueueAttributes,
     differing_attribute,
-    queue_of_arn,
     queue_options,
     read_attributes,
     target_of,
     with_settings,
     without_settings,
 )
-from marq_worker.sqs.call_limits import check_tag_count
-from marq_worker.sqs.characters import is_fifo, is_queue_name
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.characters import FIFO_SUFFIX, is_fifo, is_queue_name
+from marq_worker.sqs.errors import SqsError, invalid
+from marq_worker.sqs.limits import check_tag_count
 from marq_worker.sqs.tasks import is_being_deleted, is_recent
 
 #: How long the name of a deleted queue can't be used again.
@@ -115,6 +115,17 @@ class Directory:
         """Return the queues whose dead-letter queue this one is. Raises SqsError as :meth:`get`."""
         self.get(name)
         return [source for source in self.names() if self._read(source).attributes.dead_letter_queue == name]
+
+    def why_not_pollable(self, name: str) -> str | None:
+        """Return why SQS clients can't receive from a queue: it has other consumers. None if they can."""
+        definitions = self._queues.definitions
+        if definitions.settings(name).handler is not None:
+            return "it has a handler"
+        if (group := definitions.group(name)) is not None:
+            return f"the consumers of the group {group!r} receive its messages"
+        if definitions.settings(name).ordered and not is_fifo(name):
+            return f'it has ordering = "key", and its name does not end in {FIFO_SUFFIX}'
+        return None
 
     async def create(self, name: str, attributes: Mapping[str, str], tags: Mapping[str, str]) -> None:
         """Create a queue; do nothing if it exists with the same attributes.
@@ -256,27 +267,23 @@ class Directory:
     def _check_redrive(self, name: str, target: str) -> None:
         """Raise SqsError if a queue may not be the dead-letter queue of another one."""
         if not self.exists(target):
-            raise SqsError("InvalidParameterValue", f"RedrivePolicy: the dead-letter queue {target!r} does not exist")
+            raise invalid(f"RedrivePolicy: the dead-letter queue {target!r} does not exist")
         if is_fifo(target) is not is_fifo(name):
-            raise SqsError(
-                "InvalidParameterValue",
+            raise invalid(
                 "RedrivePolicy: the dead-letter queue of a FIFO queue is a FIFO queue, that of a standard queue a"
-                " standard queue",
+                " standard queue"
             )
         if target == name:
-            raise SqsError("InvalidParameterValue", "RedrivePolicy: a queue can't be its own dead-letter queue")
+            raise invalid("RedrivePolicy: a queue can't be its own dead-letter queue")
         if is_fifo(target) and (topic := self._queues.definitions.settings(target).topic) is not None:
-            raise SqsError(
-                "InvalidParameterValue",
+            raise invalid(
                 f"RedrivePolicy: messages can't be moved to the FIFO queue {target!r}, because it has its own topic"
-                f" {topic!r}",
+                f" {topic!r}"
             )
         policy = json.loads(self._read(target).attributes.redrive_allow_policy or "{}")
         permission, sources = policy.get("redrivePermission", "allowAll"), policy.get("sourceQueueArns", ())
         if permission == "denyAll" or (permission == "byQueue" and name not in map(queue_of_arn, sources)):
-            raise SqsError(
-                "InvalidParameterValue", f"RedrivePolicy: the queue {target!r} refuses dead letters of {name!r}"
-            )
+            raise invalid(f"RedrivePolicy: the queue {target!r} refuses dead letters of {name!r}")
 
     async def _merge(self, name: str, merged: Callable[[Mapping[str, Any]], dict[str, Any]]) -> None:
         """Change the record of a queue, even if another client changes it at the same time."""

@@ -7,9 +7,9 @@ The tasks of a queue are in the record ``sqs-tasks:NAME`` of the queues topic:
 
 A task is in the record before a client gets its answer. An endpoint renews its claim every few seconds; if it dies,
 another one continues. Clocks of endpoints may differ, so each endpoint measures with its own monotonic clock how long
-a claim has not changed. Endpoints of earlier versions compare their clocks with the time in the claim. So two endpoints
-may run a task at the same time. That is safe: a purge may be repeated, and only one endpoint can hold
-the lease of a message that it moves.
+a claim has not changed. An endpoint that can't renew its claim in time may still be at work, so two endpoints may run a
+task at the same time. That is safe: a purge may be repeated, and only one endpoint can hold the lease of a message that
+it moves.
 
 A purge whose time is in the future does not count as recent, so an endpoint with a wrong clock cannot block purges.
 """
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 from marq.queues.queues import Queues
 from marq.settings.definitions import sqs_tasks_key
-from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.errors import SqsError, invalid
 
 RUNNING, COMPLETED, CANCELLING, CANCELLED, FAILED = "RUNNING", "COMPLETED", "CANCELLING", "CANCELLED", "FAILED"
 ACTIVE = (RUNNING, CANCELLING)
@@ -147,9 +147,8 @@ class QueueTasks:
             return {**document, "moves": [asdict(move) for move in moves[:MAX_MOVES]], **self._claim()}
 
         if not await self._change(queue, merged):
-            raise SqsError(
-                "InvalidParameterValue",
-                "There is already a task running. Only one active task is allowed for a source queue at a given time.",
+            raise invalid(
+                "There is already a task running. Only one active task is allowed for a source queue at a given time."
             )
 
     async def cancel_move(self, queue: str, task_id: str) -> MoveTask:
@@ -158,7 +157,7 @@ class QueueTasks:
         if task is None:
             raise SqsError("ResourceNotFoundException", "Task does not exist.")
         if task.state != RUNNING or not await self._change_move(queue, task_id, _cancelled):
-            raise SqsError("InvalidParameterValue", "Only active tasks can be cancelled.")
+            raise invalid("Only active tasks can be cancelled.")
         return task
 
     # --- running ------------------------------------------------------------------------------------------------------

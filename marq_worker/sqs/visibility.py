@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import Any
 
 from marq.client.message_token import Token
 from marq.wire.errors import BrokerUnavailable
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.handles import Handle
-from marq_worker.sqs.polling import LeaseLookup
+from marq_worker.sqs.polling import LeaseLookup, TokenSettler
 
 log = logging.getLogger("marq.sqs")
 
@@ -26,13 +25,9 @@ MAX_CHANGES = 20_000
 
 
 class VisibilityChanges:
-    """Changes visibility timeouts.
+    """Changes visibility timeouts."""
 
-    Args:
-        settler: writes the markers and returns the brokers' time.
-    """
-
-    def __init__(self, settler: Any, questions: LeaseLookup) -> None:
+    def __init__(self, settler: TokenSettler, questions: LeaseLookup) -> None:
         self._settler = settler
         self._questions = questions
         #: The ends of the leases that were changed here.

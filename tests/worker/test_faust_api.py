@@ -133,10 +133,10 @@ def is_own_field(node: ast.Attribute) -> bool:
 
 
 #: Names of os, of sys and of named tuples.
-PUBLIC_ALL_THE_SAME = {"_exit", "_current_frames", "_asdict", "_replace"}
+PUBLIC_ALL_THE_SAME = {"_exit", "_current_frames", "_asdict", "_fields", "_replace"}
 #: Of Python itself: ``atexit._run_exitfuncs``, which tests/unit/app/test_worker.py runs.
 OF_PYTHON = {"_run_exitfuncs"}
-#: Names of :class:`marq.Message` for the consumers of marq_worker/sqs/polling.py.
+#: Names of :class:`marq.Message` for the consumers of marq_worker/sqs/polling.py and deliveries.py.
 OF_MESSAGES = {"_ack", "_expiry_s", "_offset"}
 
 

@@ -57,9 +57,9 @@ def test_keys_have_secrets_and_grants(write: WriteKeys, tmp_path: Path) -> None:
         "ORDERS": Key(
             "ORDERS",
             "another-secret-of-orders",
-            (Grant("orders-*", frozenset({"send", "receive"})), Grant("audit", frozenset({"send"}))),
+            [Grant(queues="orders-*", actions=["send", "receive"]), Grant(queues="audit", actions=["send"])],
         ),
-        "MAILER": Key("MAILER", SECRET, (Grant("*", frozenset({"manage"})),)),
+        "MAILER": Key("MAILER", SECRET, [Grant(queues="*", actions=["manage"])]),
     }
 
 
@@ -103,9 +103,9 @@ def test_a_grant_is_for_actions_on_queues(action: str, queue: str, allowed: bool
         "K",
         SECRET,
         (
-            Grant("orders-*", frozenset({"send"})),
-            Grant("a.fifo", frozenset({"receive"})),
-            Grant("*-invoices-*", frozenset({"send"})),
+            Grant(queues="orders-*", actions=["send"]),
+            Grant(queues="a.fifo", actions=["receive"]),
+            Grant(queues="*-invoices-*", actions=["send"]),
         ),
     )
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marq_worker.sqs.arns import queue_of_arn
 from marq_worker.sqs.attributes import (
     NAMES,
     QueueAttributes,
     differing_attribute,
-    queue_of_arn,
     read_attributes,
 )
 from marq_worker.sqs.errors import SqsError

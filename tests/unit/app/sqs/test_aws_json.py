@@ -16,17 +16,9 @@ from hypothesis import strategies as st
 
 from marq.wire.errors import ConfigError
 from marq_worker.sqs import aws_json
-from marq_worker.sqs.aws_json import (
-    CONTENT_TYPE,
-    Call,
-    SqsError,
-    answer,
-    operations,
-    query_refusal,
-    read_call,
-    refusal,
-)
-from marq_worker.sqs.call_limits import check
+from marq_worker.sqs.aws_json import CONTENT_TYPE, Call, answer, operations, query_refusal, read_call, refusal
+from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.limits import check
 from tests.unit.app.sqs.caught import QUEUE_URL, Caught
 
 TEXT = 'grüße \u2028 🎉 \t"quoted" \\ </x>'

@@ -15,12 +15,13 @@ from marq.client.message_token import Token
 from marq.core.storage.rows import State
 from marq.wire.markers import Source
 from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.fifo import ACK, RELEASE, RENEW, FifoReceiver, Outcomes, SettleRequest, move_options, send_options
+from marq_worker.sqs.fifo import FifoReceiver, move_options, send_options
 from marq_worker.sqs.handles import Handle
 from marq_worker.sqs.message_answers import DEDUPLICATION_HEADER, GROUP_HEADER, SEQUENCE_HEADER
+from marq_worker.sqs.outcomes import ACK, RELEASE, RENEW, Outcomes, SettleRequest
 from marq_worker.sqs.polling import LeaseStatus
-from marq_worker.sqs.receiving import SqsDelivery
 from tests.unit.client.fakes import spin
 
 TOKEN = Token("orders.fifo", 7, Source("marq.messages", 3), 17)

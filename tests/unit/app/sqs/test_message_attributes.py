@@ -11,15 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.client.message_checks import check_headers
+from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES
+from marq_worker.sqs.limits import check_message
 from marq_worker.sqs.message_attributes import (
     TYPES_HEADER,
+    AttributeNames,
     from_headers,
     md5_of_attributes,
     md5_of_body,
-    selected,
     to_headers,
 )
-from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES, check_message
 
 
 def string(value: str, label: str = "String") -> dict[str, Any]:
@@ -108,7 +109,7 @@ def test_the_order_of_attributes_does_not_change_the_sum(attributes: dict[str, d
 def test_a_receiver_gets_the_attributes_that_it_asks_for(names: list[str], expected: set[str]) -> None:
     attributes = {name: string(name) for name in ("bar", "bar.a", "barn", "foo")}
 
-    assert selected(attributes, names) == {name: string(name) for name in attributes if name in expected}
+    assert AttributeNames(names).selected(attributes) == {name: string(name) for name in attributes if name in expected}
 
 
 # --- headers ----------------------------------------------------------------------------------------------------------

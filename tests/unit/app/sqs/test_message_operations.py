@@ -42,7 +42,7 @@ def producer() -> Producer:
 @pytest.fixture
 def operations(producer: Producer) -> MessageOperations:
     found = SimpleNamespace(attributes=QueueAttributes(maximum_message_bytes=MAXIMUM_BYTES), generation=0)
-    unused: Any = dict.fromkeys(("receivers", "settler", "limits", "visibility", "handles"))
+    unused: Any = dict.fromkeys(("receivers", "outcomes", "limits", "visibility", "handles"))
     return MessageOperations(
         producer=producer, queues=SimpleNamespace(definitions=Definitions()),
         directory=SimpleNamespace(get=lambda name: found), ids=SimpleNamespace(of=str), **unused,

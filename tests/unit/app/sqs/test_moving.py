@@ -18,11 +18,11 @@ from marq.wire.errors import BrokerUnavailable, MessageTooLarge
 from marq.wire.markers import Source
 from marq_worker.sqs import moving
 from marq_worker.sqs.counts import MessageCounts
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_answers import SOURCE_HEADER
 from marq_worker.sqs.moving import LEASE_S, NO_QUEUE, NO_SOURCE, NOT_COUNTED, NOT_RECEIVED, Mover
 from marq_worker.sqs.receive_limits import OldMessages
-from marq_worker.sqs.receiving import SqsDelivery
 from marq_worker.sqs.sqs_queues import Directory
 from marq_worker.sqs.tasks import SKEW_S, MoveTask, PurgeTask, QueueTasks
 
@@ -40,7 +40,7 @@ def letter(
 
 
 class Receiver:
-    """A queue that has these messages, each until it is acknowledged; it is also the settler."""
+    """A queue that has these messages, each until it is acknowledged; it also takes the outcomes."""
 
     def __init__(self) -> None:
         self.waiting: list[SqsDelivery] = []
@@ -100,10 +100,10 @@ class Rig:
         receivers: Any = self.receiver
         monkeypatch.setattr(moving, "_wait", self._wait)
         monkeypatch.setattr(moving, "RETRY_S", 0)
-        settler: Any = self.receiver
-        old_messages = OldMessages(settler)
+        outcomes: Any = self.receiver
+        old_messages = OldMessages(outcomes)
         self.mover = Mover(
-            self.tasks, self.directory, receivers, self._send, settler, old_messages, self._count,
+            self.tasks, self.directory, receivers, self._send, outcomes, old_messages, self._count,
             lambda: self.receiver.now_s,
         )  # fmt: skip
 

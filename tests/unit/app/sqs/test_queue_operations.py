@@ -30,9 +30,9 @@ async def operations() -> AsyncIterator[Operations]:
         for name in ("orders-a", "orders-b", "secret"):
             await directory.create(name, {"RedrivePolicy": REDRIVE}, {})
         yield Operations(
-            QueueOperations(broker.queues, directory, unused, unused, unused, no_messages),
+            QueueOperations(directory, unused, unused, unused, no_messages),
             unused,
-            MoveOperations(broker.queues, directory, unused, unused, unused),
+            MoveOperations(directory, unused, unused, unused),
             directory,
             1_000_000,
         )
@@ -47,7 +47,9 @@ def urls(answer: Mapping[str, Any], member: str) -> list[str]:
 
 
 async def test_a_client_sees_only_queues_for_which_its_key_allows_an_action(operations: Operations) -> None:
-    key = Key("ORDERS", "s" * 20, (Grant("orders-*", frozenset({"send"})), Grant("dead", frozenset({"receive"}))))
+    key = Key(
+        "ORDERS", "s" * 20, [Grant(queues="orders-*", actions=["send"]), Grant(queues="dead", actions=["receive"])]
+    )
     sources = Call("ListDeadLetterSourceQueues", {"QueueUrl": f"{URL}/000000000000/dead"})
     page = Call(sources.operation, {**sources.parameters, "MaxResults": 1})
 
@@ -81,7 +83,7 @@ async def test_every_name_for_all_attributes_returns_all_of_a_queue(operations: 
 
 
 async def test_a_refusal_does_not_repeat_a_long_name(operations: Operations) -> None:
-    key = Key("ORDERS", "s" * 20, (Grant("orders-*", frozenset({"send"})),))
+    key = Key("ORDERS", "s" * 20, [Grant(queues="orders-*", actions=["send"])])
 
     with pytest.raises(SqsError) as caught:
         await operations.answer(Call("GetQueueUrl", {"QueueName": "x" * 1_000_000}), key, URL)

@@ -16,12 +16,12 @@ from marq.client.message_token import Token
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable, ConfigError, Forbidden, MarqError, MessageTooLarge
 from marq.wire.markers import Source
-from marq_worker.sqs import message_operations, receive_limits, receiving
+from marq_worker.sqs import deliveries, message_operations, receive_limits
 from marq_worker.sqs.attributes import QueueAttributes
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.message_operations import MessageOperations
 from marq_worker.sqs.receive_limits import LEAST_LEASE_S, UNMOVABLE_S, OldMessages, ReceiveLimits
-from marq_worker.sqs.receiving import SqsDelivery
 from tests.unit.client.fakes import spin
 
 ATTRIBUTES = QueueAttributes(dead_letter_queue="dead", max_receive_count=1, retention_s=3600)
@@ -39,7 +39,7 @@ def message(number: int, attempt: int = 2, available_ms: int = NOW_MS, received_
 
 
 class Rig:
-    """The limits; a dead-letter queue, a settler and a receiver that say what happened; and the receiving operation."""
+    """The limits; a dead-letter queue, outcomes and a receiver that say what happened; and the receiving operation."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -57,15 +57,17 @@ class Rig:
         #: How long a renewal takes, and the time that has passed because of that.
         self.renewal_s = self.now_s = 0.0
         directory: Any = SimpleNamespace(
-            exists=lambda name: name == "dead", get=lambda name: SimpleNamespace(attributes=self.attributes)
+            exists=lambda name: name == "dead",
+            get=lambda name: SimpleNamespace(attributes=self.attributes),
+            why_not_pollable=lambda name: None,
         )
         parts: Any = self
-        settler: Any = SimpleNamespace(ack=self.ack, release=self.settler_release, renew=self.renew)
-        self.limits = ReceiveLimits(directory, settler, parts, OldMessages(settler))
+        outcomes: Any = SimpleNamespace(ack=self.ack, release=self.outcomes_release, renew=self.renew)
+        self.limits = ReceiveLimits(directory, outcomes, parts, OldMessages(outcomes))
         queues = SimpleNamespace(definitions=Definitions())
         unused: Any = dict.fromkeys(("producer", "visibility"))
         self.operations = MessageOperations(
-            queues=queues, directory=directory, receivers=parts, settler=settler,
+            queues=queues, directory=directory, receivers=parts, outcomes=outcomes,
             limits=self.limits, handles=parts, ids=SimpleNamespace(of=str), **unused,
         )  # type: ignore[arg-type]  # fmt: skip
 
@@ -98,8 +100,8 @@ class Rig:
     def issue(self, *parts: Any) -> str:
         return "handle"
 
-    # The dead-letter queue, and the settler.
-    async def settler_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
+    # The dead-letter queue, and the outcomes.
+    async def outcomes_release(self, deliveries: Sequence[SqsDelivery], *, counted: bool = True) -> None:
         self.log += [f"released {delivery.token.offset} counted={counted}" for delivery in deliveries]
 
     async def renew(self, deliveries: Sequence[SqsDelivery], lease_ms: int) -> None:
@@ -309,7 +311,7 @@ async def test_a_poll_ends_in_time_although_there_are_more_messages_to_delete() 
 def clocked(monkeypatch: pytest.MonkeyPatch) -> Rig:
     """Return a rig whose clock moves during renewals only."""
     rig = Rig()
-    for module in (receiving, message_operations):
+    for module in (deliveries, message_operations):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: rig.now_s))
     return rig
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Sequence
-from math import inf
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 import marq
 from marq.client.message_token import Token
@@ -21,13 +18,14 @@ from marq.testing import Broker
 from marq.wire.markers import Source
 from marq_worker.sqs import receiving
 from marq_worker.sqs.deleted_messages import DELETED_S, MAX_DELETED, DeletedMessages
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.outcomes import Outcomes
 from marq_worker.sqs.polling import PolledConsumer, TokenSettler
 from marq_worker.sqs.receiving import (
     LONG_POLL_S,
     QueueReceiver,
     Receivers,
-    SqsDelivery,
     end_of_poll_s,
 )
 from tests.unit.client.fakes import spin
@@ -39,32 +37,6 @@ LIMIT_S = 20
 
 def delivery(message_id: str = "marq.messages/3/7", attempt: int = 1) -> SqsDelivery:
     return SqsDelivery(TOKEN, message_id, attempt, 1_700_000_000_000, b"x", {})
-
-
-@given(st.binary(), st.dictionaries(st.text(), st.none() | st.binary(), max_size=3), st.integers(1, 2**32 - 1))
-def test_a_delivery_passes_unchanged_between_endpoints(
-    body: bytes, headers: dict[str, bytes | None], attempt: int
-) -> None:
-    sent = SqsDelivery(TOKEN, "marq.messages/3/7", attempt, 1_700_000_000_000, body, headers, 7, 5, "url", 9, 100.0)
-
-    assert SqsDelivery.read(sent.document(40.0), 40.0) == sent
-
-
-@pytest.mark.parametrize("member", ["available_ms", "received_ms"])
-def test_the_age_of_a_message_is_unknown_if_an_endpoint_of_an_earlier_version_sent_it(member: str) -> None:
-    document = delivery()._replace(available_ms=5_000, received_ms=7_000).document(0)
-    assert SqsDelivery.read(document, 0).age_s == 2
-    del document[member]
-
-    assert SqsDelivery.read(document, 0).age_s == 0
-
-
-def test_a_lease_seems_to_end_earlier_at_another_endpoint_by_the_time_that_its_request_took() -> None:
-    """Never later, although the clocks of the endpoints have nothing in common and an answer may wait for long."""
-    sent = delivery()._replace(until_s=1_000.0)
-
-    assert SqsDelivery.read(sent.document(990.0), 7.0).until_s == 17.0
-    assert SqsDelivery.read({**sent.document(990.0), "lease_ms": None}, 7.0).until_s == inf
 
 
 def test_only_later_deliveries_of_a_deleted_message_are_ended() -> None:
@@ -143,7 +115,7 @@ class Idle:
 
 
 class OneOther:
-    """Another endpoint, which answers as the test says; and the settler of this one."""
+    """Another endpoint, which answers as the test says; and what this one has released."""
 
     def __init__(self) -> None:
         self.asked: asyncio.Queue[int] = asyncio.Queue()
@@ -542,7 +514,8 @@ async def test_an_answer_to_another_endpoint_has_a_limit_and_the_next_one_has_th
         async with TokenSettler(client) as settler, marq.Producer(broker.address) as producer:
             for headers in ({}, {"large": bytes(1_000)}):
                 await producer.send_many("emails", [bytes(10 if headers else 1_000)] * 10, headers=headers)
-            receiver = QueueReceiver("emails", client, "", settler, nobody)
+            outcomes = Outcomes("", settler, nobody, nobody, nobody)
+            receiver = QueueReceiver("emails", client, "", outcomes, nobody)
             answers: list[list[SqsDelivery]] = []
             while sum(map(len, answers)) < 20:
                 answers.append(await receiver.poll_for_peer(100, 1))

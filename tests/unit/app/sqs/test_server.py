@@ -24,8 +24,9 @@ from marq_worker.sqs.access_keys import Grant, Key
 from marq_worker.sqs.authentication import FAILURES
 from marq_worker.sqs.aws_json import Call
 from marq_worker.sqs.bodies import MAX_BODY_BYTES, Bodies
+from marq_worker.sqs.deliveries import SqsDelivery
 from marq_worker.sqs.peers import PATH, SETTLE_PATH, Peers
-from marq_worker.sqs.receiving import Receivers, SqsDelivery
+from marq_worker.sqs.receiving import Receivers
 from marq_worker.sqs.server import SqsServer, room_for_connections
 from marq_worker.web.sqs_metrics import CallMetrics
 from tests.unit.client.fakes import spin
@@ -95,7 +96,7 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 @pytest.fixture
 async def with_keys() -> AsyncIterator[Endpoint]:
-    endpoint = Endpoint({"KEY": Key("KEY", SECRET, (Grant("*", frozenset({"send"})),))})
+    endpoint = Endpoint({"KEY": Key("KEY", SECRET, [Grant(queues="*", actions=["send"])])})
     await endpoint.start()
     yield endpoint
     await endpoint.server.stop()

@@ -11,8 +11,8 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import layer_key, sqs_key
 from marq.settings.queue import UNLIMITED
 from marq.wire.errors import BrokerUnavailable
-from marq_worker.sqs.call_limits import MAX_TAGS
 from marq_worker.sqs.errors import SqsError
+from marq_worker.sqs.limits import MAX_TAGS
 from marq_worker.sqs.sqs_queues import DELETED_S, Directory
 from tests.unit.app.sqs.conftest import EmptyQueues
 

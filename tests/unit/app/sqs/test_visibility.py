@@ -52,8 +52,8 @@ def tracker() -> Tracker:
 
 @pytest.fixture
 def changes(tracker: Tracker) -> VisibilityChanges:
-    questions: Any = tracker
-    return VisibilityChanges(tracker, questions)
+    both: Any = tracker
+    return VisibilityChanges(both, both)
 
 
 async def test_a_change_in_time_asks_nobody_and_so_do_further_ones(

@@ -6,11 +6,10 @@ from typing import Any
 
 import pytest
 
-from marq_worker.sqs.attributes import NAMES
+from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES, NAMES
 from marq_worker.sqs.aws_json import Call, operations
-from marq_worker.sqs.call_limits import SYSTEM_ATTRIBUTES, check
 from marq_worker.sqs.errors import SqsError
-from marq_worker.sqs.message_limits import MAX_MESSAGE_BYTES, message_bytes
+from marq_worker.sqs.limits import SYSTEM_ATTRIBUTES, check, message_bytes
 
 URL = "http://127.0.0.1:9324/000000000000/orders"
 FIFO_URL = f"{URL}.fifo"
