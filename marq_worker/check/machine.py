@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,27 +67,24 @@ def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> CheckFin
     )
 
 
-def judge_exposure(settings: AppSettings) -> list[CheckFinding]:
+def judge_exposure(settings: AppSettings) -> Iterator[CheckFinding]:
     """Check whether others can open the worker's pages without a login."""
     try:
         check_exposure(settings, settings.web_bind)
     except ConfigError as error:
-        return [problem("web access", str(error), expected="logins, the same on all workers")]
-    return []
+        yield problem("web access", str(error), expected="logins, the same on all workers")
 
 
-def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[CheckFinding]:
+def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Judge the versions of packages whose private interfaces a worker uses."""
     different = [name for name, version in pinned.items() if installed.get(name) != version]
     if not different:
-        return [fine("packages", ", ".join(f"{name} {version}" for name, version in pinned.items()))]
-    return [
-        warning(
+        yield fine("packages", ", ".join(f"{name} {version}" for name, version in pinned.items()))
+    for name in different:
+        yield warning(
             f"package {name}",
             f"version {installed.get(name) or 'none'}",
             expected=f"{pinned[name]}, with which marq was tested",
             advice="install the locked packages",
             commands=["pip install -r requirements.lock"],
         )
-        for name in different
-    ]
