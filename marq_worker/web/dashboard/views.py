@@ -67,20 +67,21 @@ class PostView(View):
 
 class DashboardViews:
     def __init__(self, namespace: DashboardQueries, actions: AuditedActions) -> None:
+        self._namespace = namespace
         self._pages = Pages(namespace, actions.tasks)
         self._templates = environment()
         self._compiling: asyncio.Future[None] | None = None
         self._buttons = Buttons(namespace, actions, self._render, self._pages.task_of_any_worker)
 
     def attach(self, app: faust.App) -> None:
-        pages = self._pages
+        pages, namespace = self._pages, self._namespace
         for path, template, data in (
             ("/", "overview.html", pages.overview),
             (QUEUE, "queue.html", pages.queue),
             (f"{QUEUE}/messages", "messages.html", pages.messages),
             ("/message", "message.html", pages.message),
             ("/dead-letters", "dead.html", pages.dead),
-            ("/schedules", "schedules.html", pages.schedules),
+            ("/schedules", "schedules.html", namespace.schedules),
             ("/workers", "workers.html", pages.workers),
             ("/health", "health.html", pages.health),
             ("/tasks/{task}", "task.html", pages.task),
@@ -88,8 +89,8 @@ class DashboardViews:
             app.page(path, name=path)(self._html(template, data))
             app.page(twin(path), name=twin(path))(_json(data))
         app.page("/api/history")(_json(pages.history))
-        app.page("/api/unfinished")(_json(pages.open))
-        app.page("/api/running")(_json(pages.running))
+        app.page("/api/unfinished")(_json(namespace.open_message))
+        app.page("/api/running")(_json(namespace.running))
         app.page("/api/tasks")(_json(pages.tasks))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
         app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_command(self._buttons))
