@@ -100,16 +100,15 @@ class NamespaceStatistics:
         local = {"messages": await open_messages(self.worker.owners, choice, self.redaction)}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, f"api/queues/{path_segment(queue)}/messages", query)
-        return merged([local, *answers], choice.limit, complete=settled)
+        complete, answers = await self.of_others(app, f"api/queues/{path_segment(queue)}/messages", query)
+        return merged([local, *answers], choice.limit, complete=complete)
 
-    async def of_others(
-        self, app: faust.App, path: str, query: Mapping[str, str]
-    ) -> tuple[bool, list[dict[str, Any] | None]]:
-        """Query all other trackers; return whether all are known, and their answers."""
+    async def of_others(self, app: faust.App, path: str, query: Mapping[str, str]) -> tuple[bool, list[dict[str, Any]]]:
+        """Query all other trackers; return whether all are known and have answered, and the answers."""
         own, members = URL(app.conf.canonical_url), await self.group.members()
         peers = [url for url in members.urls if url != own]
-        return members.settled, await ask_each(app.http_client, peers, path, dict(query), own=own)
+        answers = await ask_each(app.http_client, peers, path, query, own=own)
+        return members.settled and None not in answers, [answer for answer in answers if answer is not None]
 
     async def running(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what handlers do now, of all trackers and this worker or (``scope=worker``) of this one.
@@ -120,15 +119,15 @@ class NamespaceStatistics:
         local = {"processes": [{**process, "worker": own} for process in await self.calls()]}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, "api/running", {})
-        processes = [process for answer in [local, *answers] if answer is not None for process in answer["processes"]]
+        complete, answers = await self.of_others(app, "api/running", {})
+        processes = [process for answer in [local, *answers] for process in answer["processes"]]
         calls = [
             {**call, "group": process["group"], "worker": process["worker"]}
             for process in processes
             for call in process["calls"] or ()
         ]
         return {
-            "complete": settled and None not in answers,
+            "complete": complete,
             "calls": sorted(calls, key=lambda call: -call["seconds"]),
             "silent": [
                 {"group": process["group"], "worker": process["worker"]}
@@ -142,8 +141,8 @@ class NamespaceStatistics:
         local = {"schedules": described_schedules(self.worker.owners.owned.values())}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, "api/schedules", {})
-        return by_name([local, *answers], complete=settled)
+        complete, answers = await self.of_others(app, "api/schedules", {})
+        return by_name([local, *answers], complete=complete)
 
 
 def by_name(answers: Sequence[dict[str, Any] | None], *, complete: bool) -> dict[str, Any]:

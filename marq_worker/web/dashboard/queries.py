@@ -134,8 +134,9 @@ class DashboardQueries:
         local = self._history.local(queue, now_slot)
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self._statistics.of_others(self._app, "api/history", {"queue": queue} if queue else {})
-        return {"complete": settled and None not in answers, **add_up([local, *answers], now_slot)}
+        asked = {"queue": queue} if queue else {}
+        complete, answers = await self._statistics.of_others(self._app, "api/history", asked)
+        return {"complete": complete, **add_up([local, *answers], now_slot)}
 
     def ranges(self) -> Sequence[str]:
         """Return the ranges of charts."""
@@ -152,7 +153,7 @@ class DashboardQueries:
             return local
         group, definitions = self._group(name), self._definitions()
         topic = settings.topic or self._client.names.messages
-        (settled, answers), ends, committed, markers, members, statistics = await asyncio.gather(
+        (complete, answers), ends, committed, markers, members, statistics = await asyncio.gather(
             self._statistics.of_others(self._app, f"api/queues/{path_segment(name)}", {}),
             self._groups.ends(topic),
             self._groups.committed(group, topic),
@@ -160,12 +161,12 @@ class DashboardQueries:
             self._groups.members([group]),
             self.statistics(),
         )
-        told = [local, *[answer for answer in answers if answer is not None]]
+        told = [local, *answers]
         sources = [source for answer in told for source in answer["sources"]]
         reads = definitions.placement(name).reads
         return {
             **queue_document(name, definitions, self._client.names),
-            "complete": settled and None not in answers and statistics["complete"],
+            "complete": complete and statistics["complete"],
             "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
@@ -256,11 +257,9 @@ class DashboardQueries:
         if local is not None or query.get("scope") == "worker":
             return {"complete": True, "message": local}
         asked = {"place": receipt.id, "queue": queue}
-        settled, answers = await self._statistics.of_others(self._app, "api/unfinished", asked)
-        messages = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
-        if messages:
-            return {"complete": True, "message": messages[0]}
-        return {"complete": settled and None not in answers, "message": None}
+        complete, answers = await self._statistics.of_others(self._app, "api/unfinished", asked)
+        message = next((answer["message"] for answer in answers if answer["message"] is not None), None)
+        return {"complete": complete or message is not None, "message": message}
 
     async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         """Return the newest dead letters, the newest first."""
@@ -290,10 +289,10 @@ class DashboardQueries:
         own = [{**task, "worker": str(self._app.conf.canonical_url), "here": True} for task in ours]
         if query.get("scope") == "worker":
             return {"tasks": own}
-        settled, answers = await self._statistics.of_others(self._app, "api/tasks", {})
-        others = [{**task, "here": False} for answer in answers if answer is not None for task in answer["tasks"]]
+        complete, answers = await self._statistics.of_others(self._app, "api/tasks", {})
+        others = [{**task, "here": False} for answer in answers for task in answer["tasks"]]
         tasks = sorted([*own, *others], key=lambda task: -task["began"])
-        return {"complete": settled and None not in answers, "tasks": tasks}
+        return {"complete": complete, "tasks": tasks}
 
     async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
         return markers_partitions(statistics["workers"], await self._groups.ends(self._client.names.markers))

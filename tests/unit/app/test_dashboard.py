@@ -72,7 +72,7 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
     # Whose clock is a sample behind.
     theirs.add(1_000, sample(10))
 
-    found = history.add_up([ours.local("emails", 1_001), theirs.local("emails", 1_000), None], 1_001)
+    found = history.add_up([ours.local("emails", 1_001), theirs.local("emails", 1_000)], 1_001)
 
     assert found["series"]["in_flight"][-3:] == [None, 13, 4]
     assert found["times"][-1] == 10_010
