@@ -423,20 +423,25 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
 
 
-def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_their_marker_is_searched_once() -> None:
-    class Value(bytes):
-        def __contains__(self, part: Any) -> bool:
-            searches.append(part)
-            return super().__contains__(part)
+def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_only_its_marker_is_expanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeline, expanded, acquires = Timeline("marq.messages/0/5"), list[list[int]](), MixedAcquire.acquires
 
-    timeline, searches = Timeline("marq.messages/0/5"), list[bytes]()
-    batch = MixedAcquire(ANY_QUEUE, 7, FIRST, [4, 5, 6], 30_000, ["a", "emails", "b"], [4, 5, 6], [1, 1, 1])
-    value = Value(encode(batch))
+    def expand(batch: MixedAcquire) -> list[Acquire]:
+        expanded.append([*batch.offsets])
+        return acquires(batch)
 
-    timeline.read(ConsumerRecord("marq.markers", 0, 0, 10, 1, None, value, None, -1, len(value), []), 0)
+    monkeypatch.setattr(MixedAcquire, "acquires", expand)
+    markers = [
+        MixedAcquire(ANY_QUEUE, 7, FIRST, offsets, 30_000, ["a", "emails", "b"], offsets, [1, 1, 1])
+        for offsets in ([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    ]
+
+    read(timeline, *enumerate(markers))
 
     assert [(event["kind"], event["queue"]) for event in timeline.told()] == [("ACQUIRE", "emails")]
-    assert (timeline.queues, len(searches)) == ({"emails"}, 1)
+    assert (timeline.queues, expanded) == ({"emails"}, [[4, 5, 6]])
 
 
 def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:
