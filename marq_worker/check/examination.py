@@ -97,6 +97,9 @@ class Examination:
         self._roles = list(roles)
         self._worker = WORKER in roles
         self._tracker = self._worker and Role.TRACKER in settings.roles
+        self._web = self._worker and Role.WEB in settings.roles
+        #: The name by which others reach the pages of a worker on this machine.
+        self._host = settings.web_host or reachable_name(settings.web_bind)
         self._findings: list[CheckFinding] = []
         self._step = ""
 
@@ -214,9 +217,8 @@ class Examination:
 
     async def _published(self, view: ClusterView, look: Look, allowed: Operations) -> Published:
         topic = self._client.names.queues
-        may = allowed.get(topic)
         nothing = Published(Definitions())
-        if topic not in look.found or (may is not None and "Read" not in may):
+        if topic not in look.found or not _may(allowed, topic, "Read"):
             return nothing
         published = await self._ask("the definitions of queues", view.published, failed=nothing)
         if published is not nothing:
@@ -228,8 +230,7 @@ class Examination:
     ) -> tuple[list[ReadingGroup], int] | None:
         """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
-        may = allowed.get(names.messages)
-        if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
+        if not self._worker or names.messages not in look.found or not _may(allowed, names.messages, "Describe"):
             return None
         handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
         seen = await self._ask("the groups", view.group_names, failed=list[str]())
@@ -245,13 +246,12 @@ class Examination:
         readers: list[ReadingGroup],
         left_out: int,
         pages: Sequence[Page],
-        allowed: Mapping[str, frozenset[str] | None],
+        allowed: Operations,
         absent: Collection[str],
     ) -> None:
         answered = [page.metrics for page in pages if page.partitions is not None]
         backlogs = told_by(answered, everyone=len(answered) == len(pages))
-        may = allowed.get(self._client.names.messages)
-        if backlogs is None and (may is None or "Read" in may):
+        if backlogs is None and _may(allowed, self._client.names.messages, "Read"):
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {backlog.queue: backlog.waiting for backlog in backlogs}
         ended = ended_processes(answered, self._client.names)
@@ -260,13 +260,10 @@ class Examination:
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 
-    async def _large_messages(
-        self, view: ClusterView, pages: Sequence[Page], allowed: Mapping[str, frozenset[str] | None]
-    ) -> None:
+    async def _large_messages(self, view: ClusterView, pages: Sequence[Page], allowed: Operations) -> None:
         """Name the records that were too large. Reads all dead letters, so only if workers have found any."""
         queues = with_large_messages([page.metrics for page in pages if page.partitions is not None])
-        may = allowed.get(self._client.names.dead_letters)
-        if queues and (may is None or "Read" in may):
+        if queues and _may(allowed, self._client.names.dead_letters, "Read"):
             dead: Mapping[CountKey, int] = await self._ask(
                 "the dead letters", lambda: view.large_messages(queues), failed={}
             )
@@ -320,18 +317,16 @@ class Examination:
 
     async def _silent_here(self, headers: Mapping[str, str]) -> str | None:
         """Return the address of this machine's web port if a process listens there and does not answer."""
-        if not self._worker or Role.WEB not in self._settings.roles:
+        if not self._web:
             return None
-        host = self._settings.web_host or reachable_name(self._settings.web_bind)
-        page = await _page(f"http://{host}:{self._settings.web_port}", headers)
+        page = await _page(f"http://{self._host}:{self._settings.web_port}", headers)
         return page.url if page.silent else None
 
     async def _port(self, urls: list[str] | None) -> None:
-        if self._worker and Role.WEB in self._settings.roles:
+        if self._web:
             self._add(*machine.judge_exposure(self._settings))
             bind, number = self._settings.web_bind, self._settings.web_port
-            host = self._settings.web_host or reachable_name(bind)
-            self._add(machine.judge_port(machine.Port(bind, number, port_error(bind, number)), host, urls))
+            self._add(machine.judge_port(machine.Port(bind, number, port_error(bind, number)), self._host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:
@@ -383,8 +378,7 @@ class Examination:
 
     async def _clock(self, view: ClusterView, look: Look, allowed: Operations) -> None:
         topic = self._client.names.queues
-        facts, may = look.found.get(topic), allowed.get(topic)
-        if facts is None or (may is not None and "Write" not in may):
+        if topic not in look.found or not _may(allowed, topic, "Write"):
             return
         if (appended := await self._ask("the clock", view.append, failed=None)) is not None:
             self._add(judge_clock(appended))
@@ -405,6 +399,12 @@ class Examination:
 
     def _add(self, *findings: CheckFinding) -> None:
         self._findings += findings
+
+
+def _may(allowed: Operations, topic: str, operation: str) -> bool:
+    """Return whether an operation on a topic is allowed, as far as that is known."""
+    known = allowed.get(topic)
+    return known is None or operation in known
 
 
 def _urls(members: Iterable[DescribedMember]) -> list[str]:
