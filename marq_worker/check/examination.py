@@ -326,7 +326,7 @@ class Examination:
         if self._web:
             self._add(*machine.judge_exposure(self._settings))
             bind, number = self._settings.web_bind, self._settings.web_port
-            self._add(machine.judge_port(machine.Port(bind, number, port_error(bind, number)), self._host, urls))
+            self._add(machine.judge_port(bind, number, port_error(bind, number), self._host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:
