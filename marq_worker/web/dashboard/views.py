@@ -245,7 +245,7 @@ class Dashboard(Service):
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = MetricsHistory()
-        self._namespace = DashboardQueries(app, statistics, settings, client, lambda: queues.definitions, history)
+        self._namespace = DashboardQueries(statistics, settings, client, lambda: queues.definitions, history)
         workers = WorkerCommands(
             worker,
             lambda: str(app.conf.canonical_url),
