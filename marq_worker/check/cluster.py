@@ -162,7 +162,7 @@ class ClusterView:
                         ranges[tp.topic] = await view.ranges(tp.topic)
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
-                        places[Source(*tp)] = GroupPosition(offset.offset, span.start, span.stop)
+                        places[Source(*tp)] = GroupPosition(offset.offset, span.start)
                 readers.append(ReadingGroup(name, len(facts.members), places))
         return readers
 

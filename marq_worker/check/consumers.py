@@ -24,15 +24,10 @@ from marq_worker.web.partition_statistics import add_up, backlog_of
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """The committed offset of a group in a partition, and where the partition begins and ends."""
+    """The committed offset of a group in a partition, and where the partition begins."""
 
     committed: int
     start: int
-    end: int
-
-    @property
-    def behind(self) -> int:
-        return max(0, self.end - max(self.committed, self.start))
 
 
 @dataclass(frozen=True)
@@ -42,10 +37,6 @@ class ReadingGroup:
     group: str
     members: int | None
     places: Mapping[Source, GroupPosition] = field(default_factory=dict)
-
-    @property
-    def behind(self) -> int:
-        return sum(place.behind for place in self.places.values())
 
 
 def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
