@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,6 @@ from marq.client.threads import in_thread
 from marq.dead_letters.selection import CountKey
 from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
-from marq.kafka.group_members import DescribedMember
 from marq.kafka.inspector import Inspector
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
@@ -129,9 +128,11 @@ class Examination:
             await self._handlers(Definitions(), file)
             await self._port(None)
             return
-        async with self._view() as view:
-            if view is not None:
-                await self._cluster(view, file)
+        async with AsyncExitStack() as stack:
+            connect = partial(stack.enter_async_context, plain_admin(self._client))
+            admin = await self._ask("the connection to the brokers", connect, failed=None)
+            if admin is not None:
+                await self._cluster(ClusterView(admin, self._client), file)
 
     def _file(self) -> QueuesFile | None:
         try:
@@ -152,15 +153,6 @@ class Examination:
             return False
         self._add(fine("broker", f"{servers} is reachable with {self._client.security_protocol}"))
         return True
-
-    @asynccontextmanager
-    async def _view(self) -> AsyncIterator[ClusterView | None]:
-        async with AsyncExitStack() as stack:
-
-            async def connect() -> ClusterView:
-                return ClusterView(await stack.enter_async_context(plain_admin(self._client)), self._client)
-
-            yield await self._ask("the connection to the brokers", connect, failed=None)
 
     async def _cluster(self, view: ClusterView, file: QueuesFile | None) -> None:
         apis = await self._ask("the broker's version", view.apis, failed=None)
@@ -304,7 +296,9 @@ class Examination:
             await self._port(None)
             return ()
         names = self._client.names
-        headers, urls = authorization(self._settings), _urls(facts.members)
+        headers = authorization(self._settings)
+        # A worker without the role web has no page.
+        urls = sorted({member.url for member in facts.members if member.url.startswith("http")})
         silent = None if facts.members else await self._silent_here(headers)
         self._add(*judge_members(names, facts.members, begun=bool(look.found), silent=silent))
         pages = await asyncio.gather(*(_page(url, headers) for url in urls))
@@ -405,11 +399,6 @@ def _may(allowed: Operations, topic: str, operation: str) -> bool:
     """Return whether an operation on a topic is allowed, as far as that is known."""
     known = allowed.get(topic)
     return known is None or operation in known
-
-
-def _urls(members: Iterable[DescribedMember]) -> list[str]:
-    """Return the addresses of pages; a worker without the role web has none."""
-    return sorted({member.url for member in members if member.url.startswith("http")})
 
 
 async def _page(url: str, headers: Mapping[str, str]) -> Page:
