@@ -305,14 +305,14 @@ def create_worker_app(settings: AppSettings, client: ClientSettings) -> WorkerAp
     app.probes = probes.attach(app, app_statistics)
     app.usage = ProcessUsage(app.handlers_pids)
     totals = NamespaceStatistics(
-        app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage, app.handlers_calls
+        app, app_statistics, app.group, app.handlers_metrics, Redaction(settings.redact), app.usage, app.handlers_calls
     )
     attach_web(app, totals)
     if Role.SQS in settings.roles:
         # Imported only here: it needs botocore.
         from marq_worker.sqs.service import SqsEndpoint
 
-        app.sqs = SqsEndpoint(settings, client, app.queues, lambda: totals.all(app), app.sqs_calls)
+        app.sqs = SqsEndpoint(settings, client, app.queues, totals.all, app.sqs_calls)
     app.dashboard = Dashboard(app, totals, settings, client, app.queues, app)
     return app
 

@@ -138,16 +138,13 @@ class ClusterView:
             try:
                 node = await self._admin.find_coordinator(name)
                 [group] = await described_members(self._admin, {name: node}, permissions=True)
+                if (error := for_code(group.error)) in (GroupAuthorizationFailedError, *_NOT_YET):
+                    raise error
+                return GroupFacts(group.members, None if group.operations is None else operations(group.operations))
             except GroupAuthorizationFailedError:
                 return GroupFacts(allowed=frozenset())
             except _NOT_YET:
                 await asyncio.sleep(_PAUSE_S)
-                continue
-            if group.error == GroupAuthorizationFailedError.errno:
-                return GroupFacts(allowed=frozenset())
-            if for_code(group.error) not in _NOT_YET:
-                return GroupFacts(group.members, None if group.operations is None else operations(group.operations))
-            await asyncio.sleep(_PAUSE_S)
 
     async def readers(self, groups: Iterable[str]) -> list[ReadingGroup]:
         """Return the positions of groups of queues, as far as we may see them."""
@@ -165,7 +162,7 @@ class ClusterView:
                         ranges[tp.topic] = await view.ranges(tp.topic)
                     span = ranges[tp.topic].get(Source(*tp))
                     if span is not None and offset.offset >= 0:
-                        places[Source(*tp)] = GroupPosition(offset.offset, span.start, span.stop)
+                        places[Source(*tp)] = GroupPosition(offset.offset, span.start)
                 readers.append(ReadingGroup(name, len(facts.members), places))
         return readers
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,15 +24,10 @@ from marq_worker.web.partition_statistics import add_up, backlog_of
 
 @dataclass(frozen=True, slots=True)
 class GroupPosition:
-    """The committed offset of a group in a partition, and where the partition begins and ends."""
+    """The committed offset of a group in a partition, and where the partition begins."""
 
     committed: int
     start: int
-    end: int
-
-    @property
-    def behind(self) -> int:
-        return max(0, self.end - max(self.committed, self.start))
 
 
 @dataclass(frozen=True)
@@ -42,10 +37,6 @@ class ReadingGroup:
     group: str
     members: int | None
     places: Mapping[Source, GroupPosition] = field(default_factory=dict)
-
-    @property
-    def behind(self) -> int:
-        return sum(place.behind for place in self.places.values())
 
 
 def queues_of(group: str, names: Names, definitions: Definitions) -> list[str]:
@@ -71,7 +62,7 @@ def judge_reading(
     another finding.
     """
     readers = [reader for reader in readers if queues_of(reader.group, client.names, definitions)]
-    findings = []
+    findings: list[CheckFinding] = []
     for reader in readers:
         queues = queues_of(reader.group, client.names, definitions)
         findings += _judge_lost(client, reader)
@@ -90,14 +81,12 @@ def judge_reading(
     return findings or [fine("groups", f"groups that read queues: {len(readers)}; none has lost records")]
 
 
-def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[CheckFinding]:
+def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> Iterator[CheckFinding]:
     places = reader.places.items()
     lost = {source: place.start - place.committed for source, place in places if place.committed < place.start}
     topics = sorted({source.topic for source in lost})
-    if not lost:
-        return []
-    return [
-        problem(
+    if lost:
+        yield problem(
             f"group {reader.group}",
             f"the retention of {', '.join(topics)} removed {sum(lost.values())} records before it read them",
             advice=(
@@ -106,7 +95,6 @@ def _judge_lost(client: ClientSettings, reader: ReadingGroup) -> list[CheckFindi
             ),
             commands=[tools(client).alter_topic(topic, RETENTION, FOR_EVER) for topic in topics],
         )
-    ]
 
 
 def unhandled(client: ClientSettings, definitions: Definitions, readers: Iterable[ReadingGroup]) -> list[str]:
@@ -139,10 +127,10 @@ def _judge_handlers(
     queues: list[str],
     waiting: Mapping[str, int] | None,
     ended: Mapping[str, int],
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     handled = _handled(definitions, queues)
     if reader.members != 0 or not handled:
-        return []
+        return
     count = None if waiting is None else sum(waiting.get(queue, 0) for queue in queues)
     waits = (
         "the number of waiting messages is unknown"
@@ -150,86 +138,67 @@ def _judge_handlers(
         else f"{count:,} message{' waits' if count == 1 else 's wait'}"
     )
     if times := ended.get(reader.group, 0):
-        return [
-            problem(
-                f"group {reader.group}",
-                f"the handlers of {_listed(handled)} do not run: their process has ended {times:,} times; {waits}",
-                advice="the worker starts it again and again; its log shows why it ends",
-            )
-        ]
-    return [
-        problem(
+        yield problem(
+            f"group {reader.group}",
+            f"the handlers of {_listed(handled)} do not run: their process has ended {times:,} times; {waits}",
+            advice="the worker starts it again and again; its log shows why it ends",
+        )
+    else:
+        yield problem(
             f"group {reader.group}",
             f"no worker runs the handlers of {_listed(handled)}; {waits}",
             advice="start a worker with the role handlers (MARQ_ROLES) and with their modules in MARQ_HANDLERS",
             commands=["marq worker"],
         )
-    ]
 
 
 def judge_partitions(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     messages = found.get(client.names.messages)
     if messages is None:
-        return []
-    findings = []
+        return
     if messages.partitions < client.partitions:
-        findings.append(
-            warning(
-                f"topic {client.names.messages}",
-                f"it has {messages.partitions} partitions, and MARQ_PARTITIONS is {client.partitions}",
-                expected="the same number",
-                advice=(
-                    "MARQ_PARTITIONS applies only when the topic is created. With more consumers than partitions, some"
-                    f" receive nothing: set MARQ_PARTITIONS={messages.partitions}, or add partitions with"
-                ),
-                commands=[tools(client).add_partitions(client.names.messages, client.partitions)],
+        yield warning(
+            f"topic {client.names.messages}",
+            f"it has {messages.partitions} partitions, and MARQ_PARTITIONS is {client.partitions}",
+            expected="the same number",
+            advice=(
+                "MARQ_PARTITIONS applies only when the topic is created. With more consumers than partitions, some"
+                f" receive nothing: set MARQ_PARTITIONS={messages.partitions}, or add partitions with"
+            ),
+            commands=[tools(client).add_partitions(client.names.messages, client.partitions)],
+        )
+    for queue in definitions.names():
+        count = definitions.settings(queue).partitions
+        if count is not None and count > messages.partitions:
+            yield warning(
+                f"queue {queue}",
+                f"partitions is {count}, but {client.names.messages} has {messages.partitions}",
+                expected=f"at most {messages.partitions}",
+                advice="the queue uses all of them. Change the setting with",
+                commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
             )
-        )
-    wide = {
-        queue: count
-        for queue in definitions.names()
-        if (count := definitions.settings(queue).partitions) is not None and count > messages.partitions
-    }
-    findings += [
-        warning(
-            f"queue {queue}",
-            f"partitions is {count}, but {client.names.messages} has {messages.partitions}",
-            expected=f"at most {messages.partitions}",
-            advice="the queue uses all of them. Change the setting with",
-            commands=[f"marq queue {queue} --set partitions={messages.partitions}"],
-        )
-        for queue, count in wide.items()
-    ]
-    return findings
 
 
 def judge_retention(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts]
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     """Check whether retention exceeds the longest time that a message may wait unread while only its topic has it."""
     messages = found.get(client.names.messages)
-    kept = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
-    longest = max(
-        (
-            (max(settings.lease_ms, settings.delay_ms), queue)
-            for queue in definitions.names()
-            if (settings := definitions(queue))
-        ),
-        default=(0, ""),
+    kept_ms = -1 if messages is None else int(messages.config.get(RETENTION, FOR_EVER))
+    queues = [(definitions(queue), queue) for queue in definitions.names()]
+    longest_ms, queue = max(
+        ((max(settings.lease_ms, settings.delay_ms), queue) for settings, queue in queues), default=(0, "")
     )
-    if kept < 0 or kept >= longest[0]:
-        return []
-    return [
-        problem(
+    if 0 <= kept_ms < longest_ms:
+        yield problem(
             f"topic {client.names.messages}",
-            f"{RETENTION} is {kept}, but messages of queue {longest[1]} may wait or be in flight for {longest[0]} ms",
-            expected=f"{longest[0]} or more",
+            f"{RETENTION} is {kept_ms}, but messages of queue {queue} may wait or be in flight for {longest_ms} ms",
+            expected=f"{longest_ms} or more",
             advice="messages that wait longer than the retention are lost. Change it with",
-            commands=[tools(client).alter_topic(client.names.messages, RETENTION, str(longest[0]))],
+            commands=[tools(client).alter_topic(client.names.messages, RETENTION, str(longest_ms))],
         )
-    ]
 
 
 def _listed(queues: list[str]) -> str:
@@ -308,13 +277,10 @@ def judge_backlogs(
         for backlog in backlogs
         if backlog.queue not in reported and not definitions.settings(backlog.queue).paused
     ]
-    lonely, stalled = (
-        [backlog for backlog in listed if backlog.no_consumer],
-        [backlog for backlog in listed if backlog.stalled],
-    )
-    findings = [_no_consumer(backlog, definitions) for backlog in lonely[:_SHOWN]] + list(
-        map(_stalled, stalled[:_SHOWN])
-    )
+    lonely = [backlog for backlog in listed if backlog.no_consumer]
+    stalled = [backlog for backlog in listed if backlog.stalled]
+    findings = [_no_consumer(backlog, definitions) for backlog in lonely[:_SHOWN]]
+    findings += map(_stalled, stalled[:_SHOWN])
     if len(lonely) > _SHOWN:
         more = len(lonely) - _SHOWN
         findings.append(

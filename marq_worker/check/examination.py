@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, redirect_stdout
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,7 +22,6 @@ from marq.client.threads import in_thread
 from marq.dead_letters.selection import CountKey
 from marq.kafka.connection import plain_admin
 from marq.kafka.connection_diagnosis import find_obstacle
-from marq.kafka.group_members import DescribedMember
 from marq.kafka.inspector import Inspector
 from marq.kafka.topics import Look, planned
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
@@ -97,6 +96,9 @@ class Examination:
         self._roles = list(roles)
         self._worker = WORKER in roles
         self._tracker = self._worker and Role.TRACKER in settings.roles
+        self._web = self._worker and Role.WEB in settings.roles
+        #: The name by which others reach the pages of a worker on this machine.
+        self._host = settings.web_host or reachable_name(settings.web_bind)
         self._findings: list[CheckFinding] = []
         self._step = ""
 
@@ -126,9 +128,11 @@ class Examination:
             await self._handlers(Definitions(), file)
             await self._port(None)
             return
-        async with self._view() as view:
-            if view is not None:
-                await self._cluster(view, file)
+        async with AsyncExitStack() as stack:
+            connect = partial(stack.enter_async_context, plain_admin(self._client))
+            admin = await self._ask("the connection to the brokers", connect, failed=None)
+            if admin is not None:
+                await self._cluster(ClusterView(admin, self._client), file)
 
     def _file(self) -> QueuesFile | None:
         try:
@@ -149,15 +153,6 @@ class Examination:
             return False
         self._add(fine("broker", f"{servers} is reachable with {self._client.security_protocol}"))
         return True
-
-    @asynccontextmanager
-    async def _view(self) -> AsyncIterator[ClusterView | None]:
-        async with AsyncExitStack() as stack:
-
-            async def connect() -> ClusterView:
-                return ClusterView(await stack.enter_async_context(plain_admin(self._client)), self._client)
-
-            yield await self._ask("the connection to the brokers", connect, failed=None)
 
     async def _cluster(self, view: ClusterView, file: QueuesFile | None) -> None:
         apis = await self._ask("the broker's version", view.apis, failed=None)
@@ -214,9 +209,8 @@ class Examination:
 
     async def _published(self, view: ClusterView, look: Look, allowed: Operations) -> Published:
         topic = self._client.names.queues
-        may = allowed.get(topic)
         nothing = Published(Definitions())
-        if topic not in look.found or (may is not None and "Read" not in may):
+        if topic not in look.found or not _may(allowed, topic, "Read"):
             return nothing
         published = await self._ask("the definitions of queues", view.published, failed=nothing)
         if published is not nothing:
@@ -228,8 +222,7 @@ class Examination:
     ) -> tuple[list[ReadingGroup], int] | None:
         """Return the positions of groups that read queues, and how many were left out; None if we may not see them."""
         names = self._client.names
-        may = allowed.get(names.messages)
-        if not self._worker or names.messages not in look.found or (may is not None and "Describe" not in may):
+        if not self._worker or names.messages not in look.found or not _may(allowed, names.messages, "Describe"):
             return None
         handled = [queue for queue in definitions.names() if definitions.settings(queue).handler is not None]
         seen = await self._ask("the groups", view.group_names, failed=list[str]())
@@ -245,13 +238,12 @@ class Examination:
         readers: list[ReadingGroup],
         left_out: int,
         pages: Sequence[Page],
-        allowed: Mapping[str, frozenset[str] | None],
+        allowed: Operations,
         absent: Collection[str],
     ) -> None:
         answered = [page.metrics for page in pages if page.partitions is not None]
         backlogs = told_by(answered, everyone=len(answered) == len(pages))
-        may = allowed.get(self._client.names.messages)
-        if backlogs is None and (may is None or "Read" in may):
+        if backlogs is None and _may(allowed, self._client.names.messages, "Read"):
             backlogs = await self._count(view, definitions, readers, absent)
         waiting = None if backlogs is None else {backlog.queue: backlog.waiting for backlog in backlogs}
         ended = ended_processes(answered, self._client.names)
@@ -260,13 +252,10 @@ class Examination:
         if backlogs is not None:
             self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
 
-    async def _large_messages(
-        self, view: ClusterView, pages: Sequence[Page], allowed: Mapping[str, frozenset[str] | None]
-    ) -> None:
+    async def _large_messages(self, view: ClusterView, pages: Sequence[Page], allowed: Operations) -> None:
         """Name the records that were too large. Reads all dead letters, so only if workers have found any."""
         queues = with_large_messages([page.metrics for page in pages if page.partitions is not None])
-        may = allowed.get(self._client.names.dead_letters)
-        if queues and (may is None or "Read" in may):
+        if queues and _may(allowed, self._client.names.dead_letters, "Read"):
             dead: Mapping[CountKey, int] = await self._ask(
                 "the dead letters", lambda: view.large_messages(queues), failed={}
             )
@@ -307,7 +296,9 @@ class Examination:
             await self._port(None)
             return ()
         names = self._client.names
-        headers, urls = authorization(self._settings), _urls(facts.members)
+        headers = authorization(self._settings)
+        # A worker without the role web has no page.
+        urls = sorted({member.url for member in facts.members if member.url.startswith("http")})
         silent = None if facts.members else await self._silent_here(headers)
         self._add(*judge_members(names, facts.members, begun=bool(look.found), silent=silent))
         pages = await asyncio.gather(*(_page(url, headers) for url in urls))
@@ -320,18 +311,16 @@ class Examination:
 
     async def _silent_here(self, headers: Mapping[str, str]) -> str | None:
         """Return the address of this machine's web port if a process listens there and does not answer."""
-        if not self._worker or Role.WEB not in self._settings.roles:
+        if not self._web:
             return None
-        host = self._settings.web_host or reachable_name(self._settings.web_bind)
-        page = await _page(f"http://{host}:{self._settings.web_port}", headers)
+        page = await _page(f"http://{self._host}:{self._settings.web_port}", headers)
         return page.url if page.silent else None
 
     async def _port(self, urls: list[str] | None) -> None:
-        if self._worker and Role.WEB in self._settings.roles:
+        if self._web:
             self._add(*machine.judge_exposure(self._settings))
             bind, number = self._settings.web_bind, self._settings.web_port
-            host = self._settings.web_host or reachable_name(bind)
-            self._add(machine.judge_port(machine.Port(bind, number, port_error(bind, number)), host, urls))
+            self._add(machine.judge_port(bind, number, port_error(bind, number), self._host, urls))
 
     async def _handlers(self, definitions: Definitions, file: QueuesFile | None) -> None:
         if not self._worker or Role.HANDLERS not in self._settings.roles or file is None:
@@ -383,8 +372,7 @@ class Examination:
 
     async def _clock(self, view: ClusterView, look: Look, allowed: Operations) -> None:
         topic = self._client.names.queues
-        facts, may = look.found.get(topic), allowed.get(topic)
-        if facts is None or (may is not None and "Write" not in may):
+        if topic not in look.found or not _may(allowed, topic, "Write"):
             return
         if (appended := await self._ask("the clock", view.append, failed=None)) is not None:
             self._add(judge_clock(appended))
@@ -407,9 +395,10 @@ class Examination:
         self._findings += findings
 
 
-def _urls(members: Iterable[DescribedMember]) -> list[str]:
-    """Return the addresses of pages; a worker without the role web has none."""
-    return sorted({member.url for member in members if member.url.startswith("http")})
+def _may(allowed: Operations, topic: str, operation: str) -> bool:
+    """Return whether an operation on a topic is allowed, as far as that is known."""
+    known = allowed.get(topic)
+    return known is None or operation in known
 
 
 async def _page(url: str, headers: Mapping[str, str]) -> Page:

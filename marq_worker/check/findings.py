@@ -37,9 +37,6 @@ class CheckFinding:
         line = plain(f"{self.level:<8} {self.subject}: {self.found}{expected}{advice}")
         return f"{line}{':' if commands else ''}{commands}"
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def fine(subject: str, found: str) -> CheckFinding:
     """Return a finding that nothing is wrong."""
@@ -67,4 +64,4 @@ def exit_code(findings: Iterable[CheckFinding]) -> int:
 
 def report(findings: Iterable[CheckFinding]) -> dict[str, Any]:
     listed = list(findings)
-    return {"ok": not exit_code(listed), "findings": [finding.document() for finding in listed]}
+    return {"ok": not exit_code(listed), "findings": [asdict(finding) for finding in listed]}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from marq.wire.errors import ConfigError
@@ -30,64 +29,53 @@ def judge_data_directory(path: Path) -> CheckFinding:
     return fine(subject, "can be written")
 
 
-@dataclass(frozen=True, slots=True)
-class Port:
-    """``error``: the error of listening there, 0 if it is possible."""
-
-    bind: str
-    number: int
-    error: int = 0
-
-
-def judge_port(port: Port, host: str, workers: Iterable[str] | None) -> CheckFinding:
+def judge_port(bind: str, number: int, error: int, host: str, workers: Iterable[str] | None) -> CheckFinding:
     """Judge the worker's web port.
 
-    ``host``: the name that other workers use; ``workers``: addresses of their pages, None if unknown.
+    ``error``: the error of listening there, 0 if it is possible; ``host``: the name that other workers use;
+    ``workers``: addresses of their pages, None if unknown.
     """
-    subject = f"web port {port.bind}:{port.number}"
-    if not port.error:
+    subject = f"web port {bind}:{number}"
+    if not error:
         return fine(subject, "is free")
-    if port.error == errno.EADDRINUSE:
+    if error == errno.EADDRINUSE:
         if workers is None:
             return fine(subject, "in use, perhaps by a worker")
-        if f"http://{host}:{port.number}" in {address.rstrip("/") for address in workers}:
+        if f"http://{host}:{number}" in {address.rstrip("/") for address in workers}:
             return fine(subject, "in use by a running worker")
         return warning(
             subject,
             "in use by another program",
             advice="a worker takes the next free port; set MARQ_WEB_PORT to choose, or MARQ_ROLES without web",
         )
-    if port.error == errno.EACCES:
+    if error == errno.EACCES:
         return problem(subject, f"user {os.getuid()} may not listen there", advice="set MARQ_WEB_PORT above 1023")
     return problem(
         subject,
-        f"cannot listen there ({os.strerror(port.error)})",
+        f"cannot listen there ({os.strerror(error)})",
         expected="an address of this machine",
         advice="set MARQ_WEB_BIND",
     )
 
 
-def judge_exposure(settings: AppSettings) -> list[CheckFinding]:
+def judge_exposure(settings: AppSettings) -> Iterator[CheckFinding]:
     """Check whether others can open the worker's pages without a login."""
     try:
         check_exposure(settings, settings.web_bind)
     except ConfigError as error:
-        return [problem("web access", str(error), expected="logins, the same on all workers")]
-    return []
+        yield problem("web access", str(error), expected="logins, the same on all workers")
 
 
-def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> list[CheckFinding]:
+def judge_packages(installed: Mapping[str, str | None], pinned: Mapping[str, str]) -> Iterator[CheckFinding]:
     """Judge the versions of packages whose private interfaces a worker uses."""
     different = [name for name, version in pinned.items() if installed.get(name) != version]
     if not different:
-        return [fine("packages", ", ".join(f"{name} {version}" for name, version in pinned.items()))]
-    return [
-        warning(
+        yield fine("packages", ", ".join(f"{name} {version}" for name, version in pinned.items()))
+    for name in different:
+        yield warning(
             f"package {name}",
             f"version {installed.get(name) or 'none'}",
             expected=f"{pinned[name]}, with which marq was tested",
             advice="install the locked packages",
             commands=["pip install -r requirements.lock"],
         )
-        for name in different
-    ]

@@ -27,7 +27,9 @@ from marq_worker.publication import check_topics, defined, differences, left_ove
 ORDER_LIMIT_S = 30.0
 
 
-def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int) -> list[CheckFinding]:
+def judge_file(
+    definitions: Definitions, names: Names, file: QueuesFile, *, published_by: int
+) -> Iterator[CheckFinding]:
     """Judge whether the file equals the published definitions; ``published_by``: number of running workers."""
     try:
         changes = differences(definitions, file)
@@ -35,32 +37,29 @@ def judge_file(definitions: Definitions, names: Names, file: QueuesFile, *, publ
         check_topics(after, names, file)
         check_combinations(after)
     except ConfigError as error:
-        return [problem(f"{file.path}", str(error), advice="no worker starts with this file until then")]
+        yield problem(f"{file.path}", str(error), advice="no worker starts with this file until then")
+        return
     if not changes:
-        return _judge_left_over(after, file)
+        yield from _judge_left_over(after, file)
+        return
     said = ", ".join(f"{defined(key)}{' (removed)' if value is None else ''}" for key, value in changes.items())
     reason = "workers read another file, or this one has changed since" if published_by else "no worker has read it"
-    return [
-        warning(
-            f"{file.path}",
-            f"differs from the published definitions: {said}; {reason}",
-            expected="the same MARQ_QUEUES_FILE for all workers",
-            advice="a worker publishes it at its next start",
-        )
-    ]
+    yield warning(
+        f"{file.path}",
+        f"differs from the published definitions: {said}; {reason}",
+        expected="the same MARQ_QUEUES_FILE for all workers",
+        advice="a worker publishes it at its next start",
+    )
 
 
-def _judge_left_over(definitions: Definitions, file: QueuesFile) -> list[CheckFinding]:
-    if not file.present or not (left := left_over(definitions, file)):
-        return []
-    return [
-        warning(
+def _judge_left_over(definitions: Definitions, file: QueuesFile) -> Iterator[CheckFinding]:
+    if file.present and (left := left_over(definitions, file)):
+        yield warning(
             f"{file.path}",
             f"does not define {listed(left)}, which no start removes, because they name no project",
             advice="`marq queue NAME --forget` removes a queue that is no longer used. Name this project in marq.toml:"
             ' [settings] project = "NAME"',
         )
-    ]
 
 
 def with_file(definitions: Definitions, file: QueuesFile | None) -> Definitions:
@@ -75,7 +74,7 @@ async def look_at_file(
     client: ClientSettings, definitions: Definitions, file: QueuesFile, *, published_by: int
 ) -> list[CheckFinding]:
     """Judge the file as :func:`judge_file`, and whether it would break the order of messages."""
-    findings = judge_file(definitions, client.names, file, published_by=published_by)
+    findings = [*judge_file(definitions, client.names, file, published_by=published_by)]
     log = definition_log(client)
     for queue, key in order_changes(definitions, with_file(definitions, file)):
         try:
@@ -96,32 +95,26 @@ def groups_of(definitions: Definitions, names: Names) -> list[str]:
 
 def judge_own_topics(
     client: ClientSettings, definitions: Definitions, found: Mapping[str, TopicFacts], unseen: Collection[str]
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     """Judge the topics that queues have of their own; those in ``unseen`` could not be looked up."""
-    findings: list[CheckFinding] = []
     for queue in definitions.names():
         try:
             check_topic(definitions, queue, client.names)
         except ConfigError as error:
-            findings.append(problem(f"queue {queue}", str(error), advice="change marq.toml, or use `marq queue`"))
+            yield problem(f"queue {queue}", str(error), advice="change marq.toml, or use `marq queue`")
     for topic, queues in definitions.owners_of_topics().items():
         if topic in found:
-            findings += _judge_limit(client, topic, found)
+            yield from _judge_limit(client, topic, found)
         elif topic not in unseen and not client.names.is_own_topic(topic):
-            findings.append(_absent(client, topic, queues[0]))
-    return findings
+            yield problem(
+                f"queue {queues[0]}",
+                f"its topic {topic} does not exist",
+                advice="remove the queue's setting `topic`, or create the topic with",
+                commands=[tools(client).create_topic(topic, client.partitions, client.replication_factor, {})],
+            )
 
 
-def _absent(client: ClientSettings, topic: str, queue: str) -> CheckFinding:
-    return problem(
-        f"queue {queue}",
-        f"its topic {topic} does not exist",
-        advice="remove the queue's setting `topic`, or create the topic with",
-        commands=[tools(client).create_topic(topic, client.partitions, client.replication_factor, {})],
-    )
-
-
-def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> list[CheckFinding]:
+def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFacts]) -> Iterator[CheckFinding]:
     names = client.names
     needed = room_for_markers(found[topic].limit_bytes)
     small = [
@@ -129,17 +122,14 @@ def _judge_limit(client: ClientSettings, topic: str, found: Mapping[str, TopicFa
         for name in (names.markers, names.dead_letters, names.changelog)
         if name in found and found[name].limit_bytes < needed
     ]
-    if not small:
-        return []
-    return [
-        problem(
+    if small:
+        yield problem(
             f"topic {topic}",
             f"accepts {found[topic].limit_bytes} bytes, and {', '.join(small)} can't carry a marker of that size",
             expected=f"{LIMIT} of {needed} or more there",
             advice="change it with",
             commands=[tools(client).alter_topic(name, LIMIT, str(needed)) for name in small],
         )
-    ]
 
 
 def judge_limits(

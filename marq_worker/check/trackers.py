@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from marq.kafka.group_members import DescribedMember
@@ -43,7 +44,7 @@ SILENT = (
 
 def judge_members(
     names: Names, members: Sequence[DescribedMember], *, begun: bool, silent: str | None = None
-) -> list[CheckFinding]:
+) -> Iterator[CheckFinding]:
     """Judge the trackers; ``begun``: whether the topics exist, that is, something has run before.
 
     ``silent``: the address of this machine's web port, if a process listens there that does not answer.
@@ -54,26 +55,21 @@ def judge_members(
         start = ["marq worker"]
         if silent is not None:
             advice = f"a process at {silent} accepts connections, but does not answer. If it is a worker: {SILENT}"
-            return [problem(subject, finding, advice=advice)]
-        if not begun:
-            return [warning(subject, finding, advice="start one", commands=start)]
-        return [
-            problem(
-                subject,
-                finding,
-                advice="until one runs, leases do not expire and released messages are not redelivered. Start one",
-                commands=start,
-            )
-        ]
-    listed = "; ".join(map(str, members))
-    return [fine(subject, f"{len(members)} in group {names.app_id}: {listed}"), *judge_differences(names, members)]
+            yield problem(subject, finding, advice=advice)
+        elif not begun:
+            yield warning(subject, finding, advice="start one", commands=start)
+        else:
+            advice = "until one runs, leases do not expire and released messages are not redelivered. Start one"
+            yield problem(subject, finding, advice=advice, commands=start)
+        return
+    yield fine(subject, f"{len(members)} in group {names.app_id}: {'; '.join(map(str, members))}")
+    yield from _judge_differences(names, members)
 
 
 def judge_pages(pages: Sequence[Page], partitions: int | None = None) -> list[CheckFinding]:
     """Judge the workers' pages; ``partitions``: the number of markers partitions, None if not known."""
-    findings = [_judge_page(page) for page in pages]
     return [
-        *(finding for page_findings in findings for finding in page_findings),
+        *chain.from_iterable(map(_judge_page, pages)),
         *_judge_owners(pages, partitions or 0),
         *_judge_handlers(pages),
         *_judge_processes(pages),
@@ -121,81 +117,67 @@ def _judge_recreated(pages: Sequence[Page]) -> list[CheckFinding]:
     return [warning(f"queue {topic['queue']}", recreated(**topic)) for topic in recreated_topics(reports)]
 
 
-def _judge_owners(pages: Sequence[Page], partitions: int) -> list[CheckFinding]:
+def _judge_owners(pages: Sequence[Page], partitions: int) -> Iterator[CheckFinding]:
     if not pages or any(page.partitions is None for page in pages):
         # A worker that does not answer may own them.
-        return []
+        return
     taken = {part["partition"] for page in pages for part in page.partitions or ()}
-    free = sorted(set(range(partitions)) - taken)
-    if not free:
-        return []
-    return [
-        warning(
+    if free := sorted(set(range(partitions)) - taken):
+        yield warning(
             "markers partitions",
             f"no worker owns {', '.join(map(str, free))}",
             advice="a worker may be starting or stopping: run the check again. If this persists, see the worker's log",
         )
-    ]
 
 
-def _judge_page(page: Page) -> list[CheckFinding]:
+def _judge_page(page: Page) -> Iterator[CheckFinding]:
     if page.silent:
-        return [
-            warning(
-                f"worker {page.url}",
-                "it accepts connections, but does not answer, so the alarms of its partitions are unknown",
-                advice=f"{SILENT}. Its log may show what blocks it",
-            )
-        ]
-    if page.partitions is None:
-        return [
-            warning(
-                f"worker {page.url}",
-                "its web server does not answer, so the alarms of its partitions are unknown",
-                advice="set MARQ_WEB_BIND of each worker to an address that others can reach, or run check there",
-            )
-        ]
-    return [finding for part in page.partitions for finding in _judge_partition(page.url, part)]
+        yield warning(
+            f"worker {page.url}",
+            "it accepts connections, but does not answer, so the alarms of its partitions are unknown",
+            advice=f"{SILENT}. Its log may show what blocks it",
+        )
+    elif page.partitions is None:
+        yield warning(
+            f"worker {page.url}",
+            "its web server does not answer, so the alarms of its partitions are unknown",
+            advice="set MARQ_WEB_BIND of each worker to an address that others can reach, or run check there",
+        )
+    else:
+        for part in page.partitions:
+            yield from _judge_partition(page.url, part)
 
 
-def _judge_partition(url: str, partition: Mapping[str, Any]) -> list[CheckFinding]:
+def _judge_partition(url: str, partition: Mapping[str, Any]) -> Iterator[CheckFinding]:
     subject = f"markers partition {partition['partition']}"
     # The worker measures this itself, and counts only the time in which it was running.
     stalled_s = partition.get("stalled_seconds", 0.0)
-    findings = []
     if partition["alarm"]:
-        findings.append(problem(subject, f"stalled: {partition['alarm']}", advice=_mend(str(partition["alarm"]))))
+        yield problem(subject, f"stalled: {partition['alarm']}", advice=_mend(str(partition["alarm"])))
     elif partition["state"] != "owner":
-        findings.append(
-            warning(
-                subject,
-                f"it is {partition['state']} at {url}; until it has an owner, its leases do not expire",
-                advice=(
-                    "a new owner reads its table first: run the check again. If it is waiting, the broker does not"
-                    " answer or rejects its requests: see its log"
-                ),
-            )
+        yield warning(
+            subject,
+            f"it is {partition['state']} at {url}; until it has an owner, its leases do not expire",
+            advice=(
+                "a new owner reads its table first: run the check again. If it is waiting, the broker does not"
+                " answer or rejects its requests: see its log"
+            ),
         )
     elif stalled_s >= STALLED_S:
-        findings.append(
-            problem(
-                subject,
-                f"it is {partition['lag']:,} records behind, and {url} has read none for {stalled_s:.0f} s",
-                advice=(
-                    "the worker lacks CPU time, its disk is full, or a transaction is open in the markers topic: see"
-                    " its log and /readyz; restart it if they show nothing"
-                ),
-            )
+        yield problem(
+            subject,
+            f"it is {partition['lag']:,} records behind, and {url} has read none for {stalled_s:.0f} s",
+            advice=(
+                "the worker lacks CPU time, its disk is full, or a transaction is open in the markers topic: see"
+                " its log and /readyz; restart it if they show nothing"
+            ),
         )
     if partition["clock_jump_ms"]:
-        findings.append(
-            warning(
-                subject,
-                f"the broker's clock jumped by {partition['clock_jump_ms'] / 1000:g} s, as seen by {url}",
-                advice="synchronize the brokers' clocks with NTP; meanwhile the tracker uses its own clock for leases",
-            )
+        yield warning(
+            subject,
+            f"the broker's clock jumped by {partition['clock_jump_ms'] / 1000:g} s, as seen by {url}",
+            advice="synchronize the brokers' clocks with NTP; meanwhile the tracker uses its own clock for leases",
         )
-    return findings
 
 
 def _mend(alarm: str) -> str:
@@ -204,7 +186,7 @@ def _mend(alarm: str) -> str:
     return "see docs/operations/troubleshooting.md, 'Stopped partitions'"
 
 
-def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[CheckFinding]:
+def _judge_differences(names: Names, members: Sequence[DescribedMember]) -> Iterator[CheckFinding]:
     """Warn if workers differ, except in the definitions of different projects."""
     identities = {identity for member in members if (identity := Identity.read(member.client_id)) is not None}
     different = ["versions"] if len({identity.version for identity in identities}) > 1 else []
@@ -217,10 +199,8 @@ def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[
         for project, count in sorted(files.items())
         if count > 1
     ]
-    if not different:
-        return []
-    return [
-        warning(
+    if different:
+        yield warning(
             "trackers",
             f"they have different {' and '.join(different)}",
             expected="the same for all workers of a project, with the same MARQ_QUEUES_FILE",
@@ -229,4 +209,3 @@ def judge_differences(names: Names, members: Sequence[DescribedMember]) -> list[
                 " outdated workers, or give each project a name (MARQ_PROJECT) or its own prefix"
             ),
         )
-    ]

@@ -163,15 +163,7 @@ def _moment(ms: float) -> str:
 
 
 def _document(order: Quarantine, applied: bool) -> dict[str, Any]:
-    return {
-        "partition": order.partition,
-        "offset": order.offset,
-        "applied": applied,
-        "by": order.by,
-        "at": order.at,
-        "why": order.why,
-        "sha256": order.sha256,
-    }
+    return {"partition": order.partition, "offset": order.offset, "applied": applied, **order.document()}
 
 
 def _said(client: ClientSettings, order: Quarantine, *, applied: bool) -> str:

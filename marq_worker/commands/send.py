@@ -53,10 +53,12 @@ async def send(
     if delay is not None and moment is not None:
         raise ConfigError(f"send: --delay {delay} and --at {moment}: pass only one of them")
     key = None if ordering_key is None else check_ordering_key(ordering_key.encode("utf-8", "surrogateescape"))
-    options: dict[str, Any] = {"headers": _headers(headers), "delay": _delay(delay), "at": _at(moment)}
-    options |= {"ordering_key": key, "type": None if kind is None else check_type_name(kind)}
-    options |= {"deduplication_id": own_id, "expires_in": _life(life)}
-    options = {key: option for key, option in options.items() if option is not None}
+    all_options: dict[str, Any] = {
+        "headers": _headers(headers), "delay": None if delay is None else seconds("--delay", delay), "at": _at(moment),
+        "ordering_key": key, "type": None if kind is None else check_type_name(kind), "deduplication_id": own_id,
+        "expires_in": _life(life),
+    }  # fmt: skip
+    options = {name: option for name, option in all_options.items() if option is not None}
     limit = (await ensure_topics(setup.client)).messages_limit_bytes
     await note_if_no_consumer(setup.client, name)
     async with Producer.of(setup.client) as producer:
@@ -135,10 +137,6 @@ def _headers(texts: Sequence[str]) -> dict[str, bytes] | None:
             raise ConfigError(f"--header {header}: expected NAME=VALUE, each name once")
         headers[name] = value.encode("utf-8", "surrogateescape")
     return headers or None
-
-
-def _delay(text: str | None) -> float | None:
-    return None if text is None else seconds("--delay", text)
 
 
 def _life(text: str | None) -> float | None:

@@ -48,8 +48,8 @@ class BlockedLoop:
         #: What has blocked the loop, since the warning; "" if it is not blocked.
         self._blocker = ""
 
-    def look(self, turns: int, passed_s: float) -> None:
-        """Warn once when the loop is blocked, and once when it runs again.
+    def look(self, turns: int, passed_s: float) -> float:
+        """Warn once when the loop is blocked, and once when it runs again; return for how long it has not run.
 
         ``turns`` increases while the loop runs; ``passed_s`` is the running time since the last check.
         """
@@ -57,11 +57,12 @@ class BlockedLoop:
             if self._blocker:
                 log.warning("the event loop runs again: %s blocked it for %.0f s", self._blocker, self._still_s)
             self._turns, self._looks, self._still_s, self._blocker = turns, 0, 0.0, ""
-            return
+            return 0.0
         self._looks += 1
         self._still_s += passed_s
         if not self._blocker and self._looks >= _LOOKS and self._still_s >= BLOCKED_SECONDS:
             self._warn()
+        return self._still_s
 
     def _warn(self) -> None:
         # A defect in the description must not occur again in each check, before that of the watchdog.

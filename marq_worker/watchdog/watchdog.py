@@ -95,8 +95,8 @@ class Watchdog(Service):
             passed_s = min(now_s - before_s, 2 * LOOK_SECONDS)
             before_s = now_s
             try:
-                blocked.look(self._turns, passed_s)
-                stalled = self._stillness.look(self._turns, self._said, passed_s)
+                loop_still_s = blocked.look(self._turns, passed_s)
+                stalled = self._stillness.look(loop_still_s, self._said, passed_s)
             except Exception:
                 # A defect in one check must not end all later ones.
                 log.exception("a check of the watchdog failed; it checks again in %g s", LOOK_SECONDS)
@@ -150,22 +150,18 @@ class StallDetector:
     limit_s: float
     ask: Ask
     watches_loop: bool = True
-    _turns: int = -1
-    _loop_still_s: float = 0.0
     _cases: dict[Hashable, _Case] = field(default_factory=dict)
 
-    def look(self, turns: int, standings: Mapping[Hashable, ProgressReport], passed_s: float) -> str:
+    def look(self, loop_still_s: float, standings: Mapping[Hashable, ProgressReport], passed_s: float) -> str:
         """Return which subject is stalled, "" if none.
 
-        ``turns`` increases while the event loop runs; ``standings`` is its last report; ``passed_s`` is the running
-        time since the last check.
+        ``loop_still_s``: for how long the event loop has not run; ``standings`` is its last report; ``passed_s`` is the
+        running time since the last check.
         """
-        if turns == self._turns:
+        if loop_still_s:
             # The reports are old.
-            self._loop_still_s += passed_s
-            over = self.watches_loop and self._loop_still_s >= self.limit_s
+            over = self.watches_loop and loop_still_s >= self.limit_s
             return "the event loop has had no turn" if over else ""
-        self._turns, self._loop_still_s = turns, 0.0
         self._cases = {subject: self._case(subject, standing) for subject, standing in standings.items()}
         for subject, standing in standings.items():
             if self._judge(subject, self._cases[subject], standing, passed_s):

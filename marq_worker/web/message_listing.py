@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marq.client.uptime import uptime_ms
 from marq.core.storage.rows import HELD, WAITING, LeaseRow, State
@@ -22,10 +22,6 @@ from marq.wire.record_headers import message_type, origin, previous_runs_s, prev
 from marq_worker.owner.ownership import Ownership
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.redaction import Redaction
-
-if TYPE_CHECKING:
-    from marq_worker.owner.ownership import Ownership
-
 
 #: States that a query can ask for.
 STATES: Mapping[str, tuple[State, ...]] = {"in_flight": HELD, "delayed": WAITING}

@@ -150,7 +150,7 @@ def families(snapshot: WorkerMetrics) -> Iterator[Metric]:
     yield from _queues(snapshot)
     yield from _partitions(snapshot)
     yield from _handlers(snapshot)
-    yield from snapshot.sqs.families()
+    yield from _sqs(snapshot.sqs)
 
 
 _Samples = Iterable[tuple[Sequence[str], float]]
@@ -303,3 +303,15 @@ def _handlers(snapshot: WorkerMetrics) -> Iterator[Metric]:
     yield _gauge("marq_breaker_state", what, ["queue", "state"], states)
     openings = (([queue], found["openings"]) for queue, found in breakers)
     yield _counter("marq_breaker_openings", "Openings of the circuit breaker.", ["queue"], openings)
+
+
+def _sqs(calls: CallMetrics) -> Iterator[Metric]:
+    # Copies, because this may run in another thread than the calls.
+    counted, seconds, messages = list(calls.calls.items()), list(calls.seconds.items()), list(calls.messages.items())
+    yield _counter("marq_sqs_calls", "Calls, by operation and error.", ["operation", "code"], counted)
+    what = "Time until calls were answered; polls include the wait for messages."
+    yield _counter("marq_sqs_call_seconds", what, ["operation"], (([operation], total) for operation, total in seconds))
+    what = "Messages that clients have sent, received and deleted."
+    yield _counter("marq_sqs_messages", what, ["action"], (([action], count) for action, count in messages))
+    polls: _Samples = [([], calls.polls)] if calls.calls or calls.polls else []
+    yield _gauge("marq_sqs_polls", "Polls that are waiting for messages.", [], polls)

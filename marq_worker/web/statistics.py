@@ -53,8 +53,9 @@ async def _no_calls() -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class NamespaceStatistics:
-    """Collects the statistics of this process and of all trackers."""
+    """Collects the statistics of this process, whose application is ``app``, and of all trackers."""
 
+    app: faust.App
     worker: Statistics
     group: TrackersGroup
     #: The handler processes of this worker.
@@ -64,6 +65,11 @@ class NamespaceStatistics:
     #: What the handlers of this worker do now, by process.
     calls: Callable[[], Awaitable[list[dict[str, Any]]]] = _no_calls
 
+    @property
+    def own(self) -> URL:
+        """The address of this worker."""
+        return URL(self.app.conf.canonical_url)
+
     def local(self) -> dict[str, Any]:
         """Return the statistics of this worker alone."""
         return {
@@ -72,14 +78,13 @@ class NamespaceStatistics:
             "handlers": [{**process, **self.usage.of(process["pid"])} for process in self.handlers()],
         }
 
-    async def all(self, app: faust.App) -> dict[str, Any]:
+    async def all(self) -> dict[str, Any]:
         """Return the statistics of all trackers and this worker; ``complete``: whether each tracker has answered."""
-        own = URL(app.conf.canonical_url)
-        members = await self.group.members()
+        own, members = self.own, await self.group.members()
         peers = list(members.urls)
         if own in peers:
             peers.remove(own)
-        answers = await ask_each(app.http_client, peers, "api/queues", {}, own=own)
+        answers = await ask_each(self.app.http_client, peers, "api/queues", {}, own=own)
         workers = [_worker(own, self.local()), *map(_worker, peers, answers)]
         answered = [worker for worker in workers if worker["answered"]]
         everyone = members.settled and len(answered) == len(workers)
@@ -94,41 +99,39 @@ class NamespaceStatistics:
             "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
         }
 
-    async def messages(self, app: faust.App, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
+    async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return unfinished messages of a queue, of all trackers or (``scope=worker``) of this one."""
         choice = read_choice(queue, query)
         local = {"messages": await open_messages(self.worker.owners, choice, self.redaction)}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, f"api/queues/{path_segment(queue)}/messages", query)
-        return merged([local, *answers], choice.limit, complete=settled)
+        complete, answers = await self.of_others(f"api/queues/{path_segment(queue)}/messages", query)
+        return merged([local, *answers], choice.limit, complete=complete)
 
-    async def of_others(
-        self, app: faust.App, path: str, query: Mapping[str, str]
-    ) -> tuple[bool, list[dict[str, Any] | None]]:
-        """Query all other trackers; return whether all are known, and their answers."""
-        own, members = URL(app.conf.canonical_url), await self.group.members()
+    async def of_others(self, path: str, query: Mapping[str, str]) -> tuple[bool, list[dict[str, Any]]]:
+        """Query all other trackers; return whether all are known and have answered, and the answers."""
+        own, members = self.own, await self.group.members()
         peers = [url for url in members.urls if url != own]
-        return members.settled, await ask_each(app.http_client, peers, path, dict(query), own=own)
+        answers = await ask_each(self.app.http_client, peers, path, query, own=own)
+        return members.settled and None not in answers, [answer for answer in answers if answer is not None]
 
-    async def running(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
+    async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what handlers do now, of all trackers and this worker or (``scope=worker``) of this one.
 
         ``silent``: groups whose process did not answer, with their worker.
         """
-        own = str(app.conf.canonical_url)
-        local = {"processes": [{**process, "worker": own} for process in await self.calls()]}
+        local = {"processes": [{**process, "worker": str(self.own)} for process in await self.calls()]}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, "api/running", {})
-        processes = [process for answer in [local, *answers] if answer is not None for process in answer["processes"]]
+        complete, answers = await self.of_others("api/running", {})
+        processes = [process for answer in [local, *answers] for process in answer["processes"]]
         calls = [
             {**call, "group": process["group"], "worker": process["worker"]}
             for process in processes
             for call in process["calls"] or ()
         ]
         return {
-            "complete": settled and None not in answers,
+            "complete": complete,
             "calls": sorted(calls, key=lambda call: -call["seconds"]),
             "silent": [
                 {"group": process["group"], "worker": process["worker"]}
@@ -137,13 +140,13 @@ class NamespaceStatistics:
             ],
         }
 
-    async def schedules(self, app: faust.App, query: Mapping[str, str]) -> dict[str, Any]:
+    async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return all schedules, of all trackers or (``scope=worker``) of this one."""
         local = {"schedules": described_schedules(self.worker.owners.owned.values())}
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self.of_others(app, "api/schedules", {})
-        return by_name([local, *answers], complete=settled)
+        complete, answers = await self.of_others("api/schedules", {})
+        return by_name([local, *answers], complete=complete)
 
 
 def by_name(answers: Sequence[dict[str, Any] | None], *, complete: bool) -> dict[str, Any]:
@@ -174,4 +177,4 @@ def attach(app: faust.App, statistics: NamespaceStatistics) -> None:
     @app.page("/api/queues", name="queues")
     async def queues(self: View, request: Any) -> Any:
         local = request.query.get("scope") == "worker"
-        return self.json(statistics.local() if local else await statistics.all(app))
+        return self.json(statistics.local() if local else await statistics.all())

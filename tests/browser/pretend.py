@@ -16,10 +16,12 @@ from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.snapshots import Snapshot
+from marq.kafka.group_members import DescribedMember
+from marq.settings.effective_settings import queue_document
 from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
 from marq.wire.markers import Source
-from marq.wire.names import closest_name
+from marq.wire.names import Names, closest_name
 from marq_worker.process_usage import UNKNOWN
 from marq_worker.redaction import Redaction
 from marq_worker.web.dashboard import history
@@ -31,6 +33,7 @@ from marq_worker.web.dashboard.views import DashboardViews
 from marq_worker.web.dashboard.waiting_search import WaitingSearch
 from marq_worker.web.message_listing import SHOWN_BYTES
 from marq_worker.web.partition_statistics import empty_metrics
+from tests.unit.app.definitions import in_file
 
 #: A message that tries to attack those who look at it.
 HOSTILE = b'{"card": "4111-1111", "name": "<img src=x onerror=alert(1)>", "note": "</script><script>alert(2)</script>"}'
@@ -230,22 +233,9 @@ class PretendNamespace:
         return {"complete": self.complete, **history.add_up([kept.local("", now_slot)], now_slot)}
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
-        member = {
-            "id": self.consumer, "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
-            "partitions": {"marq.messages": [0]},
-        }  # fmt: skip
-        settings = settings_document(QueueSettings())
-        consumers = [] if name == "reports" else [member]
+        defined = in_file(**{name: {"backoff": [1, 5], "max_attempts": 5}})
         return {
-            "queue": name,
-            "defined": True,
-            "group": None,
-            "consumer_group": f"marq.queue.{name}",
-            "partitions": {"sent_to": "all", "read": "all"},
-            "settings": {
-                key: {"value": value, "from": "file" if key in ("backoff", "max_attempts") else "default"}
-                for key, value in settings.items()
-            },
+            **queue_document(name, defined, Names()),
             "complete": self.complete,
             "statistics": statistics_of(self.queues).get(name),
             "backlog": BACKLOG,
@@ -261,7 +251,7 @@ class PretendNamespace:
             "keys": _KEYS if name == "emails" else None,
             "elsewhere": 3,
             "markers": await self.markers(await self.statistics()),
-            "consumers": consumers,
+            "consumers": [] if name == "reports" else [self._member()],
         }  # fmt: skip
 
     async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
@@ -379,11 +369,14 @@ class PretendNamespace:
         return [{**part, "owner": url, "end": 120_010, "lag": 9} for url, part in parts]
 
     async def groups(self) -> list[dict[str, Any]] | None:
-        member = {
-            "id": self.consumer, "instance_id": None, "client_id": "billing", "host": "10.0.0.9", "pid": 4711,
-            "partitions": {"marq.messages": [0]},
-        }  # fmt: skip
-        return [{"group": "marq.queue.emails", "members": [member]}, {"group": "marq.queue.reports", "members": []}]
+        return [
+            {"group": "marq.queue.emails", "members": [self._member()]},
+            {"group": "marq.queue.reports", "members": []},
+        ]
+
+    def _member(self) -> dict[str, Any]:
+        member = DescribedMember(self.consumer, "billing", "10.0.0.9", pid=4711, partitions={"marq.messages": [0]})
+        return member.document()
 
     def configuration(self) -> dict[str, Any]:
         return {"worker": {"prefix": "marq", "roles": ["tracker", "web"]}, "client": {"connect_timeout": 10.0}}

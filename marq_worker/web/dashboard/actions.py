@@ -21,7 +21,7 @@ from marq.wire.errors import ConfigError
 from marq_worker.web.dashboard.actor import Actor, DeadLetterSelection
 from marq_worker.web.dashboard.forms import MAX_IDS, read_pause
 from marq_worker.web.dashboard.tasks import Reached, Tasks
-from marq_worker.web.dashboard.worker_commands import CANCEL, COMMAND_FIELDS, QUIET, UNQUIET
+from marq_worker.web.dashboard.worker_commands import CANCEL, COMMAND_FIELDS, QUIET, UNQUIET, WORKER
 
 #: One line of JSON for each action, whether it was done or rejected.
 audit_log = logging.getLogger("marq.audit")
@@ -44,8 +44,8 @@ class Field:
 #: Carries out an action with the values of its form, in the name of an operator. Returns more for the audit log, such
 #: as the id of a message that was ``sent``. Raises MarqError.
 Run = Callable[[Actor, Mapping[str, str], str], Awaitable[Mapping[str, Any] | None]]
-#: Returns the first values of fields.
-Preview = Callable[[Actor, Mapping[str, str]], Awaitable[Mapping[str, str]]]
+#: Returns the first content of the field ``value``.
+Preview = Callable[[Actor, Mapping[str, str]], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Action:
 
     ``fields``: those that the operator fills in; ``hidden``: those that a page sets; ``run``: how an action on one
     target is carried out, None for actions that are tasks. It needs all hidden fields, and the question may name them.
-    ``preview``: the first values of the fields that the operator fills in.
+    ``preview``: the first content of the field ``value``, if the operator changes what there is.
     """
 
     name: str
@@ -75,59 +75,17 @@ class Action:
         return self.hidden | {form_field.name for form_field in self.fields}
 
 
-_QUEUE, _WORKER, _SCHEDULE = frozenset({"queue"}), frozenset({"worker"}), frozenset({"schedule"})
+_QUEUE, _WORKER, _SCHEDULE = frozenset({"queue"}), frozenset({WORKER}), frozenset({"schedule"})
 _FILTERED = frozenset({"queue", "id", "selected", "match", "state", "error", "minutes"})
 _OPEN = _FILTERED | {"attempts", "places"}
 _DEAD = _FILTERED | {"kind", "reason", "as_of", "to", "unknown", "limit", "rate"}
 
 
-async def _send(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
-    return await actor.sender.send(form["queue"], form)
-
-
-async def _editable(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
-    return {"value": await actor.sender.editable(form["queue"], form["id"])}
-
-
-async def _resend(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
-    return await actor.sender.resend(form["queue"], form["id"], form)
-
-
-async def _setting(actor: Actor, form: Mapping[str, str]) -> Mapping[str, str]:
-    return {"value": await actor.setting(form["queue"], form["key"])}
-
-
-async def _set(actor: Actor, form: Mapping[str, str], who: str) -> None:
-    await actor.change_setting(form["queue"], form["key"], form.get("value", "").strip())
-
-
-async def _run_schedule(actor: Actor, form: Mapping[str, str], who: str) -> Mapping[str, Any]:
-    return await actor.run_schedule(form["schedule"])
-
-
-def _switch_schedule(*, enabled: bool) -> Run:
-    async def run(actor: Actor, form: Mapping[str, str], who: str) -> None:
-        await actor.switch_schedule(form["schedule"], enabled=enabled)
-
-    return run
-
-
-async def _pause(actor: Actor, form: Mapping[str, str], who: str) -> None:
-    await actor.pause(form["queue"], read_pause(form))
-
-
-async def _resume(actor: Actor, form: Mapping[str, str], who: str) -> None:
-    await actor.resume(form["queue"])
-
-
 def _command(command: str) -> Run:
     """Return how a command to a worker is carried out."""
-
-    async def run(actor: Actor, form: Mapping[str, str], who: str) -> None:
-        details = {name: value for name, value in form.items() if name != "worker"}
-        await actor.command(form["worker"], command, details, who)
-
-    return run
+    return lambda actor, form, who: actor.command(
+        form[WORKER], command, {name: value for name, value in form.items() if name != WORKER}, who
+    )
 
 
 ACTIONS: Mapping[str, Action] = {
@@ -172,7 +130,9 @@ ACTIONS: Mapping[str, Action] = {
                 Field("to", "To another queue (empty: its own)"),
                 Field("keep", "Keep the dead letter", "checkbox", {"value": "yes"}),
             ),
-            _QUEUE | {"id"}, _resend, _editable,
+            _QUEUE | {"id"},
+            lambda actor, form, who: actor.sender.resend(form["queue"], form["id"], form),
+            lambda actor, form: actor.sender.editable(form["queue"], form["id"]),
         ),
         Action(
             "send", "Send a message", "Send a message to {}?",
@@ -185,7 +145,7 @@ ACTIONS: Mapping[str, Action] = {
                 Field("delay", "Delay, such as 10m or 2h (empty: none)"),
                 Field("ordering_key", "Ordering key (empty: none)"),
             ),
-            _QUEUE, _send,
+            _QUEUE, lambda actor, form, who: actor.sender.send(form["queue"], form),
         ),
         Action(
             "set", "Change", "Change {key} of {}?",
@@ -196,33 +156,39 @@ ACTIONS: Mapping[str, Action] = {
                 Field("value", "Value, as in marq.toml (empty: undo the change made here or with marq queue --set)"),
                 Field("reason", "Reason, for the audit log", attributes={"required": "required", "maxlength": "500"}),
             ),
-            _QUEUE | {"key"}, _set, _setting,
+            _QUEUE | {"key"},
+            lambda actor, form, who: actor.change_setting(form["queue"], form["key"], form.get("value", "").strip()),
+            lambda actor, form: actor.setting(form["queue"], form["key"]),
         ),
         Action(
             "run-schedule", "Run now", "Run {} now?",
             "A message with the schedule's value and headers is sent to its queue, in addition to those at its times.",
-            "schedule", "sent", hidden=_SCHEDULE, run=_run_schedule,
+            "schedule", "sent", hidden=_SCHEDULE,
+            run=lambda actor, form, who: actor.run_schedule(form["schedule"]),
         ),
         Action(
             "pause-schedule", "Pause", "Pause {}?",
             "It sends nothing until you resume it. Times that pass meanwhile are skipped.",
-            "schedule", "schedule paused", hidden=_SCHEDULE, run=_switch_schedule(enabled=False),
+            "schedule", "schedule paused", hidden=_SCHEDULE,
+            run=lambda actor, form, who: actor.switch_schedule(form["schedule"], enabled=False),
         ),
         Action(
             "resume-schedule", "Resume", "Resume {}?",
             "It sends messages again, from its next time on. Times that have passed are skipped.",
-            "schedule", "schedule resumed", hidden=_SCHEDULE, run=_switch_schedule(enabled=True),
+            "schedule", "schedule resumed", hidden=_SCHEDULE,
+            run=lambda actor, form, who: actor.switch_schedule(form["schedule"], enabled=True),
         ),
         Action(
             "pause", "Pause", "Pause {}?",
             "No message is delivered until the pause ends or the queue is resumed. Messages in flight are finished, and"
             " new ones may be sent.",
             "queue", "paused",
-            (Field("for", "For how long, such as 10m or 2h (empty: until it is resumed)"),), _QUEUE, _pause,
+            (Field("for", "For how long, such as 10m or 2h (empty: until it is resumed)"),), _QUEUE,
+            lambda actor, form, who: actor.pause(form["queue"], read_pause(form)),
         ),
         Action(
             "resume", "Resume", "Resume {}?", "Its messages are delivered again.", "queue", "resumed", hidden=_QUEUE,
-            run=_resume,
+            run=lambda actor, form, who: actor.resume(form["queue"]),
         ),
         Action(
             "purge", "Purge", "Purge all waiting messages from {}?",
@@ -241,7 +207,7 @@ ACTIONS: Mapping[str, Action] = {
             " message of an at-most-once queue becomes a dead letter.",
             "worker", "handler is being cancelled",
             (Field("counted", "Count the attempt as failed", "checkbox", {"value": "yes"}),),
-            frozenset({"worker", "queue", "id"}), _command(CANCEL),
+            frozenset({WORKER, "queue", "id"}), _command(CANCEL),
         ),
         Action(
             QUIET, "Quiet", "Let {} take no more messages?",

@@ -213,30 +213,20 @@ class Actor:
         return await self._dead_letters.snapshot()
 
     async def count(self, action: str, selection: DeadLetterSelection) -> int:
-        await self._dead_letters.start()
-        queue, limit, filters = selection.queue, selection.limit, selection.filters
-        if action == "delete":
-            return (await self._dead_letters.delete(queue, limit=limit, dry_run=True, **filters)).chosen
-        # With the rate, so that an invalid one is refused before the redrive begins.
-        return (
-            await self._dead_letters.redrive(queue, limit=limit, rate=selection.rate, dry_run=True, **filters)
-        ).chosen
+        """Return how many dead letters an action would affect; an invalid rate is refused here, too."""
+        return (await self._settle(action, selection, dry_run=True)).chosen
 
     async def settle(self, action: str, selection: DeadLetterSelection, progress: Callable[[Reached], None]) -> Reached:
+        return await self._settle(action, selection, progress=progress)
+
+    async def _settle(self, action: str, selection: DeadLetterSelection, **options: Any) -> Reached:
         await self._dead_letters.start()
-        queue, limit, filters = selection.queue, selection.limit, selection.filters
+        options |= {"limit": selection.limit, **selection.filters}
         if action == "delete":
-            return await self._dead_letters.delete(queue, limit=limit, progress=progress, **filters)
-        return await self._dead_letters.redrive(
-            queue,
-            to=selection.to,
-            # The page has asked about an unknown queue (Buttons._unknown_target).
-            allow_unknown=True,
-            limit=limit,
-            rate=selection.rate,
-            progress=progress,
-            **filters,
-        )
+            return await self._dead_letters.delete(selection.queue, **options)
+        # The page has asked about an unknown queue (Buttons._unknown_target).
+        options |= {"to": selection.to, "allow_unknown": True, "rate": selection.rate}
+        return await self._dead_letters.redrive(selection.queue, **options)
 
 
 def _release(queue: str, holder: int, source: Source, offsets: Sequence[int]) -> Release:

@@ -120,8 +120,9 @@ class Buttons:
         if form.get("to"):
             await self._namespace.check_known(check_queue_name(form["to"]))
         if not confirmed:
-            first = {} if action.preview is None else await in_time(action.preview(self._actions.actor, form))
-            return self._ask(request, action, [], back, f"{action.on} {target}", list({**first, **form}.items()))
+            if action.preview is not None:
+                form = {"value": await in_time(action.preview(self._actions.actor, form)), **form}
+            return self._ask(request, action, [], back, f"{action.on} {target}", list(form.items()))
         for field in action.fields:
             if "required" in field.attributes and not form.get(field.name, "").strip():
                 raise ConfigError(

@@ -25,7 +25,8 @@ MAX_IDS = 1_000
 #: Time limit for receiving a form.
 FORM_LIMIT_S = 10.0
 _FORM = "application/x-www-form-urlencoded"
-_MAX_DIGITS = 18
+#: Largest limit of an action on dead letters.
+MAX_LIMIT = 10**12 - 1
 
 
 def read_ids(ids: Sequence[str]) -> list[str]:
@@ -84,10 +85,9 @@ def read_dead_letters(form: Mapping[str, str], ids: Sequence[str]) -> DeadLetter
     to = check_queue_name(form["to"]) if form.get("to") else None
     if queue is None and not filters.keys() - {"as_of"}:
         raise ConfigError("which dead letters? name a queue or set a filter")
+    limit = read_number(form, "limit", 1, MAX_LIMIT) if form.get("limit") else None
     # The form repeats the name, so that a confirmation for one unknown queue does not apply to another.
-    return DeadLetterSelection(
-        queue, filters, to, _number(form, "limit"), _rate(form), to is not None and form.get("unknown") == to
-    )
+    return DeadLetterSelection(queue, filters, to, limit, _rate(form), to is not None and form.get("unknown") == to)
 
 
 def read_filters(form: Mapping[str, str], ids: Sequence[str]) -> Filters:
@@ -106,15 +106,6 @@ def read_filters(form: Mapping[str, str], ids: Sequence[str]) -> Filters:
     if form.get("as_of"):
         filters["as_of"] = Snapshot.parse(form["as_of"])
     return filters
-
-
-def _number(form: Mapping[str, str], name: str) -> int | None:
-    text = form.get(name, "").strip()
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > _MAX_DIGITS or not int(text):
-        raise ConfigError(f"{name}={text}: expected a whole number from 1 to {10**_MAX_DIGITS - 1:,}")
-    return int(text)
 
 
 def _rate(form: Mapping[str, str]) -> float | None:

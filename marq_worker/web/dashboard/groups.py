@@ -9,16 +9,17 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.errors import KafkaError
 
-from marq.kafka.connection import client_options, close_admin, stop_consumer
+from marq.kafka.connection import client_options, close_admin, started
 from marq.kafka.group_members import DescribedGroup, described_members
-from marq.kafka.paced_clients import paced
+from marq.kafka.log_reader import LogReader
 from marq.settings.client import ClientSettings
+from marq.wire.errors import MarqError
 
 log = logging.getLogger("marq.web")
 
@@ -38,7 +39,7 @@ class Groups:
     def __init__(self, client: ClientSettings) -> None:
         self._client = client
         self._admin: AIOKafkaAdminClient | None = None
-        self._consumer: AIOKafkaConsumer | None = None
+        self._reader: LogReader | None = None
         self._coordinators: dict[str, int] = {}
         #: The time of the last description and the members, by group.
         self._known: dict[str, tuple[float, list[dict[str, Any]]]] = {}
@@ -50,11 +51,11 @@ class Groups:
             self._looking.cancel()
             await asyncio.wait([self._looking])
         admin, self._admin = self._admin, None
-        consumer, self._consumer = self._consumer, None
+        reader, self._reader = self._reader, None
         if admin is not None:
             await close_admin(admin)
-        if consumer is not None:
-            await stop_consumer(consumer, _STOP_S)
+        if reader is not None:
+            await reader.stop(_STOP_S)
 
     async def names(self) -> list[str] | None:
         """Return the groups of the namespace's queues, sorted; None if not known."""
@@ -94,9 +95,10 @@ class Groups:
         """Return the ends of a topic's partitions; empty if not known."""
 
         async def ask() -> dict[int, int]:
-            consumer = await self._consumer_client()
-            wanted = [TopicPartition(topic, number) for number in await partitions_of(consumer, topic)]
-            return {tp.partition: end for tp, end in (await consumer.end_offsets(wanted)).items()}
+            reader = await self._log_reader()
+            # To ask for the ranges of a missing topic might create it.
+            ranges = await reader.ranges(topic) if await reader.has_topic(topic) else {}
+            return {source.partition: span.stop for source, span in ranges.items()}
 
         return await self._in_time(ask()) or {}
 
@@ -134,7 +136,7 @@ class Groups:
         try:
             async with asyncio.timeout(LIMIT_S):
                 return await asking
-        except (KafkaError, TimeoutError, OSError) as error:
+        except (KafkaError, MarqError, TimeoutError, OSError) as error:
             log.debug("the broker did not tell: %r", error)
             if forget or not isinstance(error, TimeoutError):
                 self._coordinators.clear()
@@ -143,35 +145,14 @@ class Groups:
     async def _admin_client(self) -> AIOKafkaAdminClient:
         async with self._lock:
             if self._admin is None:
-                admin = paced(AIOKafkaAdminClient(**client_options(self._client)))
-                try:
-                    await admin.start()
-                except BaseException:
-                    await close_admin(admin)
-                    raise
-                self._admin = admin
+                make = partial(AIOKafkaAdminClient, **client_options(self._client))
+                self._admin = await started(make, self._client, close_admin)
             return self._admin
 
-    async def _consumer_client(self) -> AIOKafkaConsumer:
+    async def _log_reader(self) -> LogReader:
         async with self._lock:
-            if self._consumer is None:
-                consumer = paced(AIOKafkaConsumer(**client_options(self._client), enable_auto_commit=False))
-                try:
-                    await consumer.start()
-                except BaseException:
-                    await stop_consumer(consumer, 0)
-                    raise
-                self._consumer = consumer
-            return self._consumer
-
-
-async def partitions_of(consumer: AIOKafkaConsumer, topic: str) -> list[int]:
-    """Return the partitions of a topic, none if it does not exist.
-
-    A missing topic is never requested, because that might create it.
-    """
-    if topic not in await consumer.topics():
-        return []
-    # Only this request tells the client how many there are.
-    await consumer.end_offsets([TopicPartition(topic, 0)])
-    return sorted(consumer.partitions_for_topic(topic) or ())
+            if self._reader is None:
+                reader = LogReader(self._client, committed=False)
+                await reader.start()
+                self._reader = reader
+            return self._reader

@@ -113,13 +113,11 @@ class _Ring:
         return [column[slot % SAMPLES] if is_known else None for slot, is_known in zip(slots, known, strict=True)]
 
 
-def add_up(answers: Sequence[Mapping[str, Any] | None], now_slot: int) -> dict[str, Any]:
+def add_up(answers: Sequence[Mapping[str, Any]], now_slot: int) -> dict[str, Any]:
     """Add up the samples of several workers; ``times`` in seconds since 1970, None for a missing value."""
     slots = range(now_slot - SAMPLES + 1, now_slot + 1)
     series: dict[str, list[float | None]] = {name: [None] * SAMPLES for name in SERIES}
     for answer in answers:
-        if answer is None:
-            continue
         shift = answer["first_slot"] - slots.start
         for name, sums in series.items():
             for index, value in enumerate(answer["series"].get(name, ()), shift):

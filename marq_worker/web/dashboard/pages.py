@@ -267,9 +267,6 @@ class Pages:
             "tasks": (await self.tasks(query))["tasks"],
         }
 
-    async def schedules(self, query: Query) -> Data:
-        return await self._namespace.schedules(query)
-
     async def workers(self, query: Query) -> Data:
         statistics, groups, running = await asyncio.gather(
             self._namespace.statistics(), self._namespace.groups(), self._namespace.running({})
@@ -286,9 +283,6 @@ class Pages:
             "groups": groups,
         }
 
-    async def running(self, query: Query) -> Data:
-        return await self._namespace.running(query)
-
     async def health(self, query: Query) -> Data:
         statistics = await self._namespace.statistics()
         markers = await self._namespace.markers(statistics)
@@ -300,9 +294,6 @@ class Pages:
 
     async def history(self, query: Query) -> Data:
         return await self._namespace.history(query.get("queue", ""), query)
-
-    async def open(self, query: Query) -> Data:
-        return await self._namespace.open_message(query)
 
     async def tasks(self, query: Query) -> Data:
         return await self._namespace.tasks([task.told() for task in self._tasks.all()], query)

@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import faust
-
 from marq.client.dead_letter import DeadLetter
 from marq.client.lifecycle import to_its_end
 from marq.client.receipt import Receipt
@@ -70,14 +68,12 @@ class DashboardQueries:
 
     def __init__(
         self,
-        app: faust.App,
         statistics: NamespaceStatistics,
         settings: AppSettings,
         client: ClientSettings,
         definitions: Callable[[], Definitions],
         history: MetricsHistory,
     ) -> None:
-        self._app = app
         self._statistics = statistics
         self._settings = settings
         self._client = client
@@ -93,7 +89,7 @@ class DashboardQueries:
         await to_its_end(self._groups.stop())
 
     async def statistics(self) -> dict[str, Any]:
-        return await self._statistics.all(self._app)
+        return await self._statistics.all()
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
         """Return the number of consumers of queues, as far as known within ``wait_s``."""
@@ -134,8 +130,9 @@ class DashboardQueries:
         local = self._history.local(queue, now_slot)
         if query.get("scope") == "worker":
             return local
-        settled, answers = await self._statistics.of_others(self._app, "api/history", {"queue": queue} if queue else {})
-        return {"complete": settled and None not in answers, **add_up([local, *answers], now_slot)}
+        asked = {"queue": queue} if queue else {}
+        complete, answers = await self._statistics.of_others("api/history", asked)
+        return {"complete": complete, **add_up([local, *answers], now_slot)}
 
     def ranges(self) -> Sequence[str]:
         """Return the ranges of charts."""
@@ -152,20 +149,20 @@ class DashboardQueries:
             return local
         group, definitions = self._group(name), self._definitions()
         topic = settings.topic or self._client.names.messages
-        (settled, answers), ends, committed, markers, members, statistics = await asyncio.gather(
-            self._statistics.of_others(self._app, f"api/queues/{path_segment(name)}", {}),
+        (complete, answers), ends, committed, markers, members, statistics = await asyncio.gather(
+            self._statistics.of_others(f"api/queues/{path_segment(name)}", {}),
             self._groups.ends(topic),
             self._groups.committed(group, topic),
             self._groups.ends(self._client.names.markers),
             self._groups.members([group]),
             self.statistics(),
         )
-        told = [local, *[answer for answer in answers if answer is not None]]
+        told = [local, *answers]
         sources = [source for answer in told for source in answer["sources"]]
         reads = definitions.placement(name).reads
         return {
             **queue_document(name, definitions, self._client.names),
-            "complete": settled and None not in answers and statistics["complete"],
+            "complete": complete and statistics["complete"],
             "statistics": statistics["queues"].get(name),
             "backlog": statistics["backlog"],
             "handled": statistics["handled"].get(name, []),
@@ -183,7 +180,7 @@ class DashboardQueries:
         }  # fmt: skip
 
     async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
-        listed = await self._statistics.messages(self._app, queue, query)
+        listed = await self._statistics.messages(queue, query)
         if query.get("scope") == "worker" or query.get("state") != "in_flight":
             return listed
         members = await self._members_of(queue)
@@ -256,11 +253,9 @@ class DashboardQueries:
         if local is not None or query.get("scope") == "worker":
             return {"complete": True, "message": local}
         asked = {"place": receipt.id, "queue": queue}
-        settled, answers = await self._statistics.of_others(self._app, "api/unfinished", asked)
-        messages = [answer["message"] for answer in answers if answer is not None and answer["message"] is not None]
-        if messages:
-            return {"complete": True, "message": messages[0]}
-        return {"complete": settled and None not in answers, "message": None}
+        complete, answers = await self._statistics.of_others("api/unfinished", asked)
+        message = next((answer["message"] for answer in answers if answer["message"] is not None), None)
+        return {"complete": complete or message is not None, "message": message}
 
     async def dead_letters(self, queue: str | None, limit: int, filters: Filters) -> list[dict[str, Any]]:
         """Return the newest dead letters, the newest first."""
@@ -280,20 +275,20 @@ class DashboardQueries:
         return self._index.counts(), self._index.read_at
 
     async def running(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return await self._statistics.running(self._app, query)
+        return await self._statistics.running(query)
 
     async def schedules(self, query: Mapping[str, str]) -> dict[str, Any]:
-        return await self._statistics.schedules(self._app, query)
+        return await self._statistics.schedules(query)
 
     async def tasks(self, ours: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
         """Return the tasks of all workers, with their ``worker``, and whether they are ``here``."""
-        own = [{**task, "worker": str(self._app.conf.canonical_url), "here": True} for task in ours]
+        own = [{**task, "worker": str(self._statistics.own), "here": True} for task in ours]
         if query.get("scope") == "worker":
             return {"tasks": own}
-        settled, answers = await self._statistics.of_others(self._app, "api/tasks", {})
-        others = [{**task, "here": False} for answer in answers if answer is not None for task in answer["tasks"]]
+        complete, answers = await self._statistics.of_others("api/tasks", {})
+        others = [{**task, "here": False} for answer in answers for task in answer["tasks"]]
         tasks = sorted([*own, *others], key=lambda task: -task["began"])
-        return {"complete": settled and None not in answers, "tasks": tasks}
+        return {"complete": complete, "tasks": tasks}
 
     async def markers(self, statistics: Mapping[str, Any]) -> list[dict[str, Any]]:
         return markers_partitions(statistics["workers"], await self._groups.ends(self._client.names.markers))

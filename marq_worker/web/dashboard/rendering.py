@@ -32,23 +32,9 @@ def environment() -> Environment:
         lstrip_blocks=True,
         auto_reload=False,
     )
-    templates.filters.update(
-        number=number,
-        rate=rate,
-        age=age,
-        short=short,
-        milliseconds=milliseconds,
-        due=due,
-        moment=moment,
-        ago=ago,
-        memory=memory,
-        load=load,
-        path=path,
-        query=urlencode,
-        setting=setting,
-        given_up=given_up,
-        origin=lambda layer: ORIGINS.get(layer, layer),
-    )
+    named = (number, rate, age, short, milliseconds, due, moment, ago, memory, load, path, setting, given_up)
+    templates.filters.update({function.__name__: function for function in named})
+    templates.filters.update(query=urlencode, origin=lambda layer: ORIGINS.get(layer, layer))
     templates.globals["version"] = _version()
     return templates
 

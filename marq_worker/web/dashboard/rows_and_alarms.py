@@ -36,6 +36,10 @@ COLUMNS: Sequence[tuple[str, str, str]] = (
 KEYS = (*(key for key, _, _ in COLUMNS if key != "consumers"), "oldest_seconds")
 #: Times on the page of a queue, and the share of messages that took no longer.
 QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_seconds": 0.99}
+#: Totals: sums, sums that are unknown without a backlog counter, and maxima.
+_SUMS = ("in_flight", "delayed", "dead_letters", "acquired_per_second", "acked_per_second", "redelivered_per_second")
+_COUNTED = ("waiting", "arrived_per_second")
+_AGES = ("oldest_seconds", "oldest_waiting_seconds")
 #: Queues that one alarm names.
 _NAMED = 10
 
@@ -164,29 +168,12 @@ def quantiles(counts: Sequence[int]) -> dict[str, float | None]:
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    sums = {
-        name: sum(row[name] for row in rows)
-        for name in (
-            "in_flight",
-            "delayed",
-            "dead_letters",
-            "acquired_per_second",
-            "acked_per_second",
-            "redelivered_per_second",
-        )
-    }
-    waiting = [row["waiting"] for row in rows if row["waiting"] is not None]
-    arrived = [row["arrived_per_second"] for row in rows if row["arrived_per_second"] is not None]
-    oldest, oldest_waiting = (
-        [row[name] for row in rows if row[name] is not None] for name in ("oldest_seconds", "oldest_waiting_seconds")
-    )
+    known = {name: [row[name] for row in rows if row[name] is not None] for name in (*_SUMS, *_COUNTED, *_AGES)}
     return {
-        **sums,
         "queues": len(rows),
-        "waiting": sum(waiting) if waiting else None,
-        "arrived_per_second": sum(arrived) if arrived else None,
-        "oldest_seconds": max(oldest, default=None),
-        "oldest_waiting_seconds": max(oldest_waiting, default=None),
+        **{name: sum(known[name]) for name in _SUMS},
+        **{name: sum(known[name]) if known[name] else None for name in _COUNTED},
+        **{name: max(known[name], default=None) for name in _AGES},
     }
 
 

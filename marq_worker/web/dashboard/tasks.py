@@ -95,9 +95,6 @@ class Tasks:
             log.exception("%s of queue %s", task.action, task.queue)
             task.state, task.error = "failed", f"a defect of marq: {error!r}; the worker's log has the details"
 
-    def get(self, identity: str) -> Task | None:
-        return self._tasks.get(identity)
-
     def all(self) -> list[Task]:
         """Return all tasks, newest first."""
         return list(reversed(self._tasks.values()))

@@ -33,6 +33,7 @@ from marq.wire.markers import (
     Dispatch,
     Fact,
     Kind,
+    MixedAcquire,
     Payload,
     PlainBatch,
     Purge,
@@ -48,7 +49,6 @@ from marq.wire.markers import (
     Tick,
     kind_of,
     payload_of,
-    split,
 )
 from marq.wire.names import ID_HEADER, is_scheduled, is_synthetic
 from marq.wire.record_headers import record_id
@@ -79,20 +79,14 @@ class Timeline:
     def read(self, record: Record, partition: int) -> None:
         """Read a record of the markers topic."""
         try:
-            batches = split(decode(record.value))
+            batch = decode(record.value)
         except CorruptMarker:
             return
-        # Once: a MIXED_ACQUIRE becomes thousands of batches.
+        if isinstance(batch, _OF_NO_MESSAGE):
+            return
         wanted = self.id.encode()
-        is_named = wanted in (record.value or b"")
-        for batch in batches:
-            if is_named and isinstance(batch, Acquire | Delay):
-                self._find_places(batch, wanted)
-            if not isinstance(batch, _OF_NO_MESSAGE):
-                self._read(batch, record, partition)
-
-    def _read(self, batch: PlainBatch, record: Record, partition: int) -> None:
-        assert not isinstance(batch, _OF_NO_MESSAGE)
+        if isinstance(batch, Acquire | Delay) and wanted in (record.value or b""):
+            self._find_places(batch, wanted)
         for source, number in list(self.places):
             # An id does not have the id of its topic's incarnation.
             if source not in (batch.source, batch.source.log):
@@ -101,7 +95,12 @@ class Timeline:
                 # The queue of a record is not known from its place. If the message was acquired, its fact tells more.
                 if batch.queue == self.queue and number < batch.end and not self.events:
                     self._note(batch, 0, number, record, partition)
-            elif (index := _index(batch.offsets, number)) is not None:
+            elif (index := _index(batch.offsets, number)) is None:
+                continue
+            elif isinstance(batch, MixedAcquire):
+                # Only now: it has thousands of messages, and nearly all such markers have none with this id.
+                self._note(batch.acquires()[index], 0, number, record, partition)
+            else:
                 self._note(batch, index, number, record, partition)
 
     def _find_places(self, batch: Acquire | Delay, wanted: bytes) -> None:

@@ -171,10 +171,8 @@ class TimelineReader:
                 event["traceback"] = self._redaction.traceback(event["traceback"])
         # Only markers show to which queue a message was redriven.
         may_be_in_queue = not timeline.queue or timeline.queue in readers or cut_ms is not None
-        payload = timeline.payload
-        value = payload.value if payload is not None else record.value if record is not None else None
-        headers = payload.headers if payload is not None else record.headers if record is not None else ()
-        key = payload.key if payload is not None else record.key if record is not None else None
+        message = timeline.payload or record
+        key, value, headers = (None, None, ()) if message is None else (message.key, message.value, message.headers)
         settings = self._definitions.settings(queue)
         if not (settings.by_key and settings.topic == topic):
             key = ordering_key(headers)

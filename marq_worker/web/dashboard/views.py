@@ -67,32 +67,33 @@ class PostView(View):
 
 class DashboardViews:
     def __init__(self, namespace: DashboardQueries, actions: AuditedActions) -> None:
+        self._namespace = namespace
         self._pages = Pages(namespace, actions.tasks)
         self._templates = environment()
         self._compiling: asyncio.Future[None] | None = None
         self._buttons = Buttons(namespace, actions, self._render, self._pages.task_of_any_worker)
 
     def attach(self, app: faust.App) -> None:
-        pages = self._pages
+        pages, namespace = self._pages, self._namespace
         for path, template, data in (
             ("/", "overview.html", pages.overview),
             (QUEUE, "queue.html", pages.queue),
             (f"{QUEUE}/messages", "messages.html", pages.messages),
             ("/message", "message.html", pages.message),
             ("/dead-letters", "dead.html", pages.dead),
-            ("/schedules", "schedules.html", pages.schedules),
+            ("/schedules", "schedules.html", namespace.schedules),
             ("/workers", "workers.html", pages.workers),
             ("/health", "health.html", pages.health),
             ("/tasks/{task}", "task.html", pages.task),
         ):
             app.page(path, name=path)(self._html(template, data))
-            app.page(twin(path), name=twin(path))(_json(data))
-        app.page("/api/history")(_json(pages.history))
-        app.page("/api/unfinished")(_json(pages.open))
-        app.page("/api/running")(_json(pages.running))
-        app.page("/api/tasks")(_json(pages.tasks))
+            app.page(twin(path), name=twin(path))(_json(_queried(data)))
+        app.page("/api/history")(_json(_queried(pages.history)))
+        app.page("/api/unfinished")(_json(_queried(namespace.open_message)))
+        app.page("/api/running")(_json(_queried(namespace.running)))
+        app.page("/api/tasks")(_json(_queried(pages.tasks)))
         app.page("/actions/{action}", base=PostView)(self._guarded(self._buttons.act))
-        app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_command(self._buttons))
+        app.page(f"/{COMMANDS_PATH}/{{command}}", base=PostView)(_json(self._buttons.command))
         app.page("/tasks/{task}/stop", base=PostView)(self._guarded(self._buttons.stop_task))
         app.page("/static/{file:.+}")(_static)
 
@@ -162,10 +163,17 @@ def _error_data(error: MarqError) -> Data:
     return {"error": str(error), "suggestion": suggestion}
 
 
-def _json(page: PageData) -> Handler:
+def _queried(page: PageData) -> Callable[..., Awaitable[Data]]:
+    """Return the data of a page by a request."""
+    return lambda request, **parameters: page(request.query, **parameters)
+
+
+def _json(answer: Callable[..., Awaitable[Data]]) -> Handler:
+    """Answer requests in JSON with what ``answer`` returns for a request and the parameters in its path."""
+
     async def handler(view: View, request: web.Request, **parameters: str) -> web.StreamResponse:
         try:
-            data, status = await page(request.query, **parameters), 200
+            data, status = await answer(request, **parameters), 200
         except MarqError as error:
             data, status = _error_data(error), _status(error)
         return web.json_response(
@@ -174,17 +182,6 @@ def _json(page: PageData) -> Handler:
             dumps=lambda value: json.dumps(value, default=_plain),
             headers={"Cache-Control": "no-store"},
         )
-
-    return handler
-
-
-def _command(buttons: Buttons) -> Handler:
-    async def handler(view: View, request: web.Request, command: str) -> web.StreamResponse:
-        try:
-            data, status = await buttons.command(request, command), 200
-        except MarqError as error:
-            data, status = _error_data(error), _status(error)
-        return web.json_response(data, status=status)
 
     return handler
 
@@ -244,7 +241,7 @@ class Dashboard(Service):
         self._queues = queues
         self._tasks_of_pages = Tasks()
         history = MetricsHistory()
-        self._namespace = DashboardQueries(app, statistics, settings, client, lambda: queues.definitions, history)
+        self._namespace = DashboardQueries(statistics, settings, client, lambda: queues.definitions, history)
         workers = WorkerCommands(
             worker,
             lambda: str(app.conf.canonical_url),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +18,7 @@ from marq.wire.names import Names
 from marq_worker.check import examination
 from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
 from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
-from marq_worker.check.machine import Port, judge_packages, judge_port
+from marq_worker.check.machine import judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from marq_worker.check.queues import judge_limits, judge_priorities
 from marq_worker.check.topics import judge_missing, judge_topics
@@ -36,7 +36,7 @@ def worker_settings(*roles: str, backlog: bool = True) -> AppSettings:
     return AppSettings(roles=frozenset(map(Role, roles)), count_waiting=backlog)
 
 
-def levels(findings: list[CheckFinding]) -> list[Level]:
+def levels(findings: Iterable[CheckFinding]) -> list[Level]:
     return [finding.level for finding in findings]
 
 
@@ -190,7 +190,7 @@ def test_topics_that_would_be_made_with_one_copy_on_several_brokers() -> None:
 
 
 def test_nothing_is_missing() -> None:
-    assert judge_missing(CLIENT, {}, {}, 3) == []
+    assert not [*judge_missing(CLIENT, {}, {}, 3)]
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
@@ -495,14 +495,14 @@ def test_a_tracker_that_counts_what_waits_needs_a_group() -> None:
     ],
 )
 def test_a_port_is_judged_by_its_user(error: int, workers: list[str] | None, level: Level) -> None:
-    assert judge_port(Port("127.0.0.1", 6066, error), "127.0.0.1", workers).level is level
+    assert judge_port("127.0.0.1", 6066, error, "127.0.0.1", workers).level is level
 
 
 def test_a_port_on_all_addresses_is_that_of_the_worker_that_others_reach_by_a_name() -> None:
-    port = Port("0.0.0.0", 6066, errno.EADDRINUSE)
+    port = "0.0.0.0", 6066, errno.EADDRINUSE
 
-    assert judge_port(port, "worker-0.example", ["http://worker-0.example:6066/"]).level is Level.OK
-    assert judge_port(port, "worker-1.example", ["http://worker-0.example:6066/"]).level is Level.WARNING
+    assert judge_port(*port, "worker-0.example", ["http://worker-0.example:6066/"]).level is Level.OK
+    assert judge_port(*port, "worker-1.example", ["http://worker-0.example:6066/"]).level is Level.WARNING
 
 
 def test_packages_are_compared_with_those_that_were_tested() -> None:

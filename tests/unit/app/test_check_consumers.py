@@ -45,15 +45,9 @@ def judged(*readers: ReadingGroup, waits: int | None = 1, **queues: Mapping[str,
     return judge_reading(CLIENT, in_file(**queues), readers, None if waits is None else {"emails": waits})
 
 
-def test_a_group_that_keeps_up_is_fine() -> None:
-    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)}))
-
-    assert found.level is Level.OK
-
-
-def test_a_group_is_not_judged_by_how_its_offsets_move() -> None:
-    # Consumers with slow handlers commit nothing for as long as their handlers take.
-    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(3, 0, 10)}))
+def test_a_group_that_has_lost_nothing_is_fine() -> None:
+    # However far behind it is: consumers with slow handlers commit nothing for as long as their handlers take.
+    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0)}))
 
     assert found.level is Level.OK
 
@@ -84,7 +78,7 @@ def test_a_group_whose_handler_process_is_stuck_needs_no_other_worker() -> None:
 
 
 def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
-    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(3, 10, 10)}))
+    [found] = judged(ReadingGroup(EMAILS, 1, {P0: GroupPosition(3, 10)}))
 
     assert found.level is Level.PROBLEM
     assert "removed 7 records before it read them" in found.found
@@ -92,15 +86,13 @@ def test_what_retention_took_before_it_was_read_is_a_problem() -> None:
 
 
 def test_the_former_group_of_a_queue_that_moved_is_ignored() -> None:
-    [found] = judged(ReadingGroup(EMAILS, 0, {P0: GroupPosition(3, 10, 20)}), emails={"group": "background"})
+    [found] = judged(ReadingGroup(EMAILS, 0, {P0: GroupPosition(3, 10)}), emails={"group": "background"})
 
     assert found.level is Level.OK
 
 
 def test_groups_that_were_not_examined_are_not_said_to_have_lost_nothing() -> None:
-    [found] = judge_reading(
-        CLIENT, in_file(), [ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0, 10)})], None, left_out=12
-    )
+    [found] = judge_reading(CLIENT, in_file(), [ReadingGroup(EMAILS, 1, {P0: GroupPosition(10, 0)})], None, left_out=12)
 
     assert found.level is Level.WARNING
     assert "12 of 13 groups that read queues were not examined" in found.found
@@ -132,14 +124,13 @@ def topics(partitions: int, **config: str) -> dict[str, TopicFacts]:
 
 def test_as_many_partitions_as_settings_ask_for_and_more_are_fine() -> None:
     for partitions in (4, 8):
-        assert judge_partitions(CLIENT, in_file(emails={"partitions": 4}), topics(partitions)) == []
+        assert not [*judge_partitions(CLIENT, in_file(emails={"partitions": 4}), topics(partitions))]
 
 
 def test_messages_that_are_kept_for_less_than_a_queue_has_them_wait() -> None:
     queues = in_file(emails={"delay": 120}, quick={"lease": 1})
-    assert judge_retention(CLIENT, queues, topics(4, retention_ms="-1")) == []
-    assert judge_retention(CLIENT, queues, topics(4, retention_ms="120000")) == []
-    assert judge_retention(CLIENT, queues, {}) == []
+    for enough in (topics(4, retention_ms="-1"), topics(4, retention_ms="120000"), {}):
+        assert not [*judge_retention(CLIENT, queues, enough)]
 
     [found] = judge_retention(CLIENT, queues, topics(4, retention_ms="60000"))
 
@@ -221,7 +212,7 @@ def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
     defined = in_file(emails={"handler": "a:b"})
 
     [found] = judge_reading(
-        CLIENT, defined, [ReadingGroup(group, 0, {P0: GroupPosition(3, 0, 10)})], {"emails": 2}, ended=ended
+        CLIENT, defined, [ReadingGroup(group, 0, {P0: GroupPosition(3, 0)})], {"emails": 2}, ended=ended
     )
 
     assert ended == {group: 3}

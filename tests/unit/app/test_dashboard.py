@@ -72,7 +72,7 @@ def test_samples_of_workers_are_added_up_by_their_time() -> None:
     # Whose clock is a sample behind.
     theirs.add(1_000, sample(10))
 
-    found = history.add_up([ours.local("emails", 1_001), theirs.local("emails", 1_000), None], 1_001)
+    found = history.add_up([ours.local("emails", 1_001), theirs.local("emails", 1_000)], 1_001)
 
     assert found["series"]["in_flight"][-3:] == [None, 13, 4]
     assert found["times"][-1] == 10_010
@@ -423,20 +423,25 @@ def test_a_message_is_followed_through_its_redeliveries() -> None:
     assert timeline.told()[0]["text"] == "Delivered to a consumer, attempt 1"
 
 
-def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_their_marker_is_searched_once() -> None:
-    class Value(bytes):
-        def __contains__(self, part: Any) -> bool:
-            searches.append(part)
-            return super().__contains__(part)
+def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_only_its_marker_is_expanded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    timeline, expanded, acquires = Timeline("marq.messages/0/5"), list[list[int]](), MixedAcquire.acquires
 
-    timeline, searches = Timeline("marq.messages/0/5"), list[bytes]()
-    batch = MixedAcquire(ANY_QUEUE, 7, FIRST, [4, 5, 6], 30_000, ["a", "emails", "b"], [4, 5, 6], [1, 1, 1])
-    value = Value(encode(batch))
+    def expand(batch: MixedAcquire) -> list[Acquire]:
+        expanded.append([*batch.offsets])
+        return acquires(batch)
 
-    timeline.read(ConsumerRecord("marq.markers", 0, 0, 10, 1, None, value, None, -1, len(value), []), 0)
+    monkeypatch.setattr(MixedAcquire, "acquires", expand)
+    markers = [
+        MixedAcquire(ANY_QUEUE, 7, FIRST, offsets, 30_000, ["a", "emails", "b"], offsets, [1, 1, 1])
+        for offsets in ([1, 2, 3], [4, 5, 6], [7, 8, 9])
+    ]
+
+    read(timeline, *enumerate(markers))
 
     assert [(event["kind"], event["queue"]) for event in timeline.told()] == [("ACQUIRE", "emails")]
-    assert (timeline.queues, len(searches)) == ({"emails"}, 1)
+    assert (timeline.queues, expanded) == ({"emails"}, [[4, 5, 6]])
 
 
 def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:
@@ -769,9 +774,8 @@ async def test_many_messages_are_acted_on_in_pieces_and_what_came_too_late_is_to
     actions = AuditedActions(actor, Tasks())
     ids = [f"t/0/{number}" for number in range(2 * MAX_IDS + 500)]
 
-    number = actions.to_matching(read_action("cancel"), "emails", ids, {"who": "ann", "from": "::1"})
-    task = actions.tasks.get(number)
-    assert task is not None
+    actions.to_matching(read_action("cancel"), "emails", ids, {"who": "ann", "from": "::1"})
+    [task] = actions.tasks.all()
     assert task.running is not None
     await task.running
 

@@ -151,7 +151,7 @@ def test_no_event_at_all_is_no_problem(tmp_path: Path) -> None:
     [("2h", "range=2h: expected one of 15m, 1h, 24h, 7d"), ("1h", "range=1h: set MARQ_PIPELINE_DATA")],
 )
 async def test_a_range_needs_a_data_directory(range_: str, text: str) -> None:
-    queries = DashboardQueries(Mock(), Mock(), Mock(pipeline_data=None), Mock(), Mock(), Mock())
+    queries = DashboardQueries(Mock(), Mock(pipeline_data=None), Mock(), Mock(), Mock())
 
     with pytest.raises(ConfigError, match=text):
         await queries.history("emails", {"range": range_})

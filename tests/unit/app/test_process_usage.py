@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from yarl import URL
@@ -70,7 +71,7 @@ def test_a_worker_reports_its_process_and_nothing_is_known_of_one_of_an_older_ve
     handlers = [{"group": "emails", "pid": CHILD}, {"group": "reports", "pid": None}]
     worker = Statistics(TrackerOwners("markers"))
 
-    told = NamespaceStatistics(worker, group, lambda: handlers, usage=machine.usage).local()
+    told = NamespaceStatistics(Mock(), worker, group, lambda: handlers, usage=machine.usage).local()
     older = _worker(URL("http://there:1"), {"queues": {}, "partitions": []})
 
     assert (told["process"]["version"], told["process"]["memory_bytes"]) == (VERSION, 7 << 20)

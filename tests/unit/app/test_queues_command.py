@@ -92,7 +92,7 @@ async def test_an_unknown_queue_is_listed_only_while_it_has_messages_by_the_comm
         "backlog": {"counted": True, "complete": True},
     }
     client = ClientSettings.read("kafka:9092", {}, owner="test")
-    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
+    namespace = DashboardQueries(Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
     namespace._groups.names = AsyncMock(return_value=[client.names.group(queue) for queue in consumed])  # type: ignore[method-assign]
 
     document = described(in_file(emails={}), told, Waiting(), dead, ["emails", "typo"], (), consumed)
@@ -113,7 +113,7 @@ async def test_the_dashboard_lists_all_queues_while_it_does_not_know_which_are_u
         "backlog": {"counted": broker_answers, "complete": not broker_answers},
     }
     client = ClientSettings.read("kafka:9092", {}, owner="test")
-    namespace = DashboardQueries(Mock(), Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
+    namespace = DashboardQueries(Mock(), Mock(), client, lambda: in_file(emails={}), Mock())
     namespace._groups.names = AsyncMock(return_value=[] if broker_answers else None)  # type: ignore[method-assign]
 
     rows = queue_rows(statistics, ["emails"], {}, {}, await namespace.known(statistics))

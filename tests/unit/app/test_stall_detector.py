@@ -22,7 +22,7 @@ class Watched:
     answer: ProbeResult = ProbeResult.WORK_WAITS
     watches_loop: bool = True
     asked: list[bool] = field(default_factory=list)
-    turns: int = 0
+    loop_still_s: float = 0.0
     seconds: float = 0.0
     found: str = ""
 
@@ -38,9 +38,9 @@ class Watched:
         said = list(standings) or [None]
         for _ in range(int(seconds)):
             standing = said.pop(0) if len(said) > 1 else said[0]
-            self.turns += not blocked
+            self.loop_still_s = self.loop_still_s + 1 if blocked else 0.0
             self.seconds += 1
-            self.found = self.stillness.look(self.turns, {} if standing is None else {PARTITION: standing}, 1.0)
+            self.found = self.stillness.look(self.loop_still_s, {} if standing is None else {PARTITION: standing}, 1.0)
             if self.found:
                 break
         return self.found

@@ -42,7 +42,7 @@ def statistics_of(monkeypatch: pytest.MonkeyPatch) -> Any:
     async def statistics_of(trackers: Trackers) -> dict[str, Any]:
         monkeypatch.setattr(peers, "_ask", trackers.ask)
         group: Any = trackers
-        return await NamespaceStatistics(Statistics(TrackerOwners("markers")), group, list).all(APP)
+        return await NamespaceStatistics(APP, Statistics(TrackerOwners("markers")), group, list).all()
 
     return statistics_of
 
