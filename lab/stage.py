@@ -88,8 +88,9 @@ class Stage:
         self.ready: set[str] = set()
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
+        #: False when the load must end.
+        self.sending = True
         self._load: asyncio.Task[None] | None = None
-        self._end_load: Callable[[], Awaitable[None]] | None = None
         self._newest_messages: dict[int, int] = {}
         self._partitions = partitions
         self._numbers = itertools.count()
@@ -111,7 +112,9 @@ class Stage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop_load()
+        if self._load is not None:
+            self._load.cancel()
+            await asyncio.gather(self._load, return_exceptions=True)
         for program in self.everybody:
             program.resume()
             program.kill()
@@ -196,28 +199,21 @@ class Stage:
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
-    def load(self, rate: int = RATE, servers: str | None = None) -> None:
-        """Send at this rate, in messages a second, until the end of the scenario."""
-        self.load_with(self._send(rate, servers or self.servers))
-
-    def load_with(self, load: Coroutine[Any, Any, None], end: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Run a coroutine as the load, until it ends or the run does; ``end`` ends it in an orderly way."""
-        self._load, self._end_load = asyncio.create_task(load), end
+    def load(self, load: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as the load; it must end soon when `sending` is False."""
+        self._load = asyncio.create_task(load)
 
     async def end_load(self) -> None:
-        if self._end_load is not None:
-            await self._end_load()
-        await self.stop_load()
-
-    async def stop_load(self) -> None:
+        """Let the load end, and wait for the outcomes of its last messages."""
+        self.sending = False
         if self._load is not None:
-            self._load.cancel()
-            await asyncio.gather(self._load, return_exceptions=True)
+            await self.until(self._load.done, "the load has ended")
 
-    async def _send(self, rate: int, servers: str) -> None:
-        async with marq.Producer(servers, prefix=self.prefix) as producer:
+    async def send(self, rate: int = RATE, servers: str | None = None) -> None:
+        """Send at this rate, in messages a second."""
+        async with marq.Producer(servers or self.servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
-            while True:
+            while self.sending:
                 await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
                 # The load does not catch up after an outage.
                 next_s = max(next_s + STEP / rate, time.monotonic() - 1)

@@ -183,7 +183,7 @@ class DemoRun(Stage):
         self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
         async with marq.Producer(self.servers, prefix=self.prefix) as producer:
             phase(f"send {plan.messages:,} messages to {plan.queues} queues, and receive them")
-            self.load_with(self._send_all(producer))
+            self.load(self._send_all(producer))
             await self._kill_consumer()
             await self._kill_worker()
             await self.until(lambda: self._sent == plan.messages, "all messages are sent", self._limit_s)
