@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -23,11 +22,11 @@ from tests.unit.proof.story import (
     SECOND,
     SETTINGS,
     Broken,
-    Change,
     Events,
     Story,
     change,
     clean,
+    decide,
     events_of,
     find,
     judged,
@@ -111,16 +110,6 @@ def decide_although_it_was_renewed(events: Events) -> None:
 def fire_twice(events: Events) -> None:
     events.append({**marker(events, "REDELIVERED", 1), "offset": 50})
     events.append({**find(events, "record", offset=6), "offset": 9})
-
-
-def decide(offset: int, fact: str, **otherwise: Any) -> Change:
-    """Change a tracker's decision and its fact."""
-
-    def change(events: Events) -> None:
-        for event in (find(events, "fire", "invoke", offset=offset), marker(events, fact, offset)):
-            event |= otherwise | {f"{name}s": [value] for name, value in otherwise.items() if name != "kind"}
-
-    return change
 
 
 def bury_two_committed_copies(events: Events) -> None:
