@@ -334,14 +334,16 @@ class BenchClient(Program):
         """Let it continue."""
         self.process.write(b"\n")
 
-    def ask(self) -> dict[str, Any]:
-        """Let it continue, and return its next line."""
-        self.go()
-        return self.read()
-
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._folder.cleanup()
+
+
+def ask(*clients: BenchClient) -> list[dict[str, Any]]:
+    """Let clients continue at the same time; return the next line of each."""
+    for client in clients:
+        client.go()
+    return [client.read() for client in clients]
 
 
 def measured(function: Callable[..., object], *arguments: object) -> dict[str, float]:

@@ -151,8 +151,12 @@ class Bench:
         worker.wait_until_owner()
         return worker
 
-    def client(self, function: Callable[..., object], *arguments: object) -> BenchClient:
-        return self._processes.enter_context(BenchClient(function, *arguments))
+    def clients(self, *calls: tuple[Any, ...]) -> list[BenchClient]:
+        """Start clients, each by its function and arguments; return when each has sent its first line."""
+        clients = [self._processes.enter_context(BenchClient(*call)) for call in calls]
+        for client in clients:
+            client.read()
+        return clients
 
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
