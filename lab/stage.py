@@ -282,14 +282,6 @@ class Stage:
         """Wait until a program has killed itself."""
         await self.until(lambda: not program.running, f"{program.name} has killed itself")
 
-    async def replaced(self, program: Program, limit: float) -> None:
-        """Wait until a program has stopped because another one uses its instance id."""
-        program.ended_by_us = True
-        await self.until(lambda: not program.running, f"{program.name} has stopped", limit)
-        self.note("info", "stop", target=program.name)
-        if "joined" not in program.log():
-            raise RunError(f"{program.name} does not say why it stopped:\n{program.log_tail()}")
-
     async def churn(self, join: Callable[[], Awaitable[Program]], seconds: float, every_seconds: float) -> None:
         """Let programs join and leave, one after the other, every second time by SIGTERM instead of kill -9."""
         until_s, ends = time.monotonic() + seconds, itertools.cycle((self.kill, self.stop))

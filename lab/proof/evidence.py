@@ -93,8 +93,7 @@ class Told(NamedTuple):
     kind: str
     holder: str
     outcome: str
-    offset: int
-    number: int
+    offset: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -493,7 +492,7 @@ class Evidence:
             trail.events.append(self.number)
             trail.said |= bit
             if outcomes:
-                trail.told += (Told(kind, holder, outcomes[index], -1, self.number),)
+                trail.told += (Told(kind, holder, outcomes[index]),)
 
     def _take_deliver(self, event: Event) -> None:
         trail = self._trail_of(event, event["record"])
@@ -688,7 +687,7 @@ class Evidence:
             made = event["attempts"][index], event["causes"][index], event["holder"]
             trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":
-            trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
+            trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"]),)
 
 
 #: Operations that are taken like others.
