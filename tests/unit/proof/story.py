@@ -158,6 +158,13 @@ class Story:
             )  # fmt: skip
         self.mark(Fact(kind, QUEUE, TRACKER, source, [offset], [attempt], [cause]))
 
+    def redeliver(self, cause: Cause, attempt: int = 2, *, decided: bool = True) -> None:
+        """Redeliver message 0; the second consumer acknowledges the copy."""
+        self.fire(0, Kind.REDELIVERED, attempt, cause, decided=decided)
+        self.copy(1, 0, attempt)
+        self.take("second", SECOND, 1, 0, attempt)
+        self.ack("second", SECOND, 1)
+
 
 def tell(story: Story) -> None:
     """The whole story."""

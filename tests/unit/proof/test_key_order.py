@@ -70,18 +70,15 @@ def in_order(story: OrderedStory) -> None:
         story.acquire("first", FIRST, number, number)
     story.deliver("first", FIRST, 0, 0)
     story.release("first", FIRST, 0)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.take("first", FIRST, 0, 0, 2)
     story.ack("first", FIRST, 0)
     story.deliver("first", FIRST, 1, 1)
     story.kill("first")
     story.resume(0)
     story.tick(LEASE_MS)
-    story.acquire("second", SECOND, 1, 1, 2)
-    story.deliver("second", SECOND, 1, 1, 2)
+    story.take("second", SECOND, 1, 1, 2)
     story.ack("second", SECOND, 1)
-    story.acquire("second", SECOND, 2, 2, 3)
-    story.deliver("second", SECOND, 2, 2, 3)
+    story.take("second", SECOND, 2, 2, 3)
     story.release("second", SECOND, 2, delay_ms=LAST)
     story.tick()
     story.fire(2, Kind.DEAD_LETTERED, 3, Cause.RELEASED)
@@ -118,8 +115,7 @@ def released_too_soon(story: OrderedStory) -> None:
     story.release("first", FIRST, 0)
     story.deliver("first", FIRST, 1, 1)
     story.ack("first", FIRST, 1)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.take("first", FIRST, 0, 0, 2)
     story.ack("first", FIRST, 0)
 
 
@@ -128,11 +124,9 @@ def both_at_once(story: OrderedStory) -> None:
     begin(story)
     story.kill("first")
     story.resume(0)
-    story.acquire("second", SECOND, 0, 0, 2)
-    story.deliver("second", SECOND, 0, 0, 2)
+    story.take("second", SECOND, 0, 0, 2)
     story.ack("second", SECOND, 0)
-    story.acquire("second", SECOND, 1, 1)
-    story.deliver("second", SECOND, 1, 1)
+    story.take("second", SECOND, 1, 1)
     story.ack("second", SECOND, 1)
 
 
@@ -140,12 +134,10 @@ def late_release(story: OrderedStory) -> None:
     """A release of the first attempt comes after the second one has begun; it does not end the second's flight."""
     begin(story)
     story.release("first", FIRST, 0)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.take("first", FIRST, 0, 0, 2)
     story.mark(Release(QUEUE, FIRST, SOURCE, [0], [0], True, ["boom"]))
     story.kill("first")
-    story.acquire("second", SECOND, 0, 0, 3)
-    story.deliver("second", SECOND, 0, 0, 3)
+    story.take("second", SECOND, 0, 0, 3)
     story.ack("second", SECOND, 0)
     story.deliver("first", FIRST, 1, 1)
     story.ack("first", FIRST, 1)
@@ -177,11 +169,7 @@ def copied(story: OrderedStory, start: int = 0) -> None:
     # Whether a handler has seen a leased message whose record is gone is unknown, so that delivery does not count.
     attempt, cause = (1, Cause.EXPIRED) if start else (2, Cause.RELEASED)
     story.tick(LEASE_MS)
-    story.fire(0, Kind.REDELIVERED, attempt, cause)
-    story.copy(1, 0, attempt)
-    story.acquire("second", SECOND, 1, 0, attempt)
-    story.deliver("second", SECOND, 1, 0, attempt)
-    story.ack("second", SECOND, 1)
+    story.redeliver(cause, attempt)
 
 
 def fired_in_place(story: OrderedStory) -> None:
@@ -190,11 +178,7 @@ def fired_in_place(story: OrderedStory) -> None:
     story.take("first", FIRST, 0, 0)
     story.kill("first")
     story.tick(2 * LEASE_MS)
-    story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
-    story.copy(1, 0, 2)
-    story.acquire("second", SECOND, 1, 0, 2)
-    story.deliver("second", SECOND, 1, 0, 2)
-    story.ack("second", SECOND, 1)
+    story.redeliver(Cause.EXPIRED)
 
 
 def same_attempt(story: OrderedStory) -> None:
@@ -385,12 +369,10 @@ def test_a_release_after_a_delivery_by_its_time_is_not_one_before_it() -> None:
         story.deliver("first", FIRST, 0, 0)
         story.history.add("nemesis", "info", "pause", target="first")
         story.tick(2 * LEASE_MS)
-        story.acquire("first", FIRST, 0, 0)
-        story.deliver("first", FIRST, 0, 0)
+        story.take("first", FIRST, 0, 0)
         story.tick()
         story.release("first", FIRST, 0)
-        story.acquire("first", FIRST, 0, 0, 2)
-        story.deliver("first", FIRST, 0, 0, 2)
+        story.take("first", FIRST, 0, 0, 2)
         story.ack("first", FIRST, 0)
 
     events = events_of(told, OrderedStory)
