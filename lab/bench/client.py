@@ -8,10 +8,10 @@ it, and waits for empty lines.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import struct
 import sys
 import time
@@ -215,8 +215,7 @@ def percentiles(milliseconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    module, _, name = sys.argv[1].partition(":")
-    result = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
+    result = pkgutil.resolve_name(sys.argv[1])(*json.loads(sys.argv[2]))
     if inspect.iscoroutine(result):
         asyncio.run(result)
 
