@@ -121,7 +121,7 @@ class Bench:
     folder: Path
     size: Size
     say: Say
-    broker: EmbeddedBroker | None = None
+    broker: EmbeddedBroker
     _prefixes: list[str] = field(default_factory=list)
     _processes: ExitStack = field(default_factory=ExitStack)
 
@@ -170,13 +170,11 @@ class Bench:
 
     @property
     def broker_pid(self) -> int:
-        assert self.broker is not None
         assert self.broker.pid is not None, "the broker has ended"
         return self.broker.pid
 
     def log_bytes(self, topic: str) -> int:
         """Return the size of the log files of a topic's partitions."""
-        assert self.broker is not None
         files = (self.broker.data_directory / "data").glob(f"{topic}-*/*.log")
         return sum(file.stat().st_size for file in files)
 

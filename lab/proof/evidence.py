@@ -348,7 +348,7 @@ class MarkersLog(Fold):
 
 
 def last_standing(trail: Trail) -> Standing | None:
-    """Return the last standing of a closed record before it was closed."""
+    """Return the standing of a record, or the last one before it was closed."""
     return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
 
 
@@ -683,7 +683,7 @@ class Evidence:
         elif bit == ACK and trail.acked_at is None:
             trail.acked_at = event["offset"]
         elif kind in FACTS:
-            before = log.open.get(trail.key) or last_standing(trail)
+            before = last_standing(trail)
             made = event["attempts"][index], event["causes"][index], event["holder"]
             trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":

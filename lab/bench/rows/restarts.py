@@ -26,6 +26,7 @@ import marq
 from lab.bench.client import CHUNK, QUEUE, percentiles, plain_producer, values
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, peak_mib
 from lab.program import RunError, Worker
+from lab.resources import cpu_seconds
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
@@ -178,7 +179,7 @@ async def recover(bench: Bench) -> Measurements:
                 f"{name}_owner_seconds": owner - began,
                 f"{name}_first_copy_seconds": first - began,
                 f"{name}_firing_seconds": last - began,
-                f"{name}_cpu_seconds": worker.cpu_seconds(),
+                f"{name}_cpu_seconds": cpu_seconds(worker.pid),
                 **worker.memory_mib(name),
             }
 
