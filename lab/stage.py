@@ -171,7 +171,6 @@ class Stage:
         name = self._name("worker")
         settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}
         command = command or recorded(name, self.folder, "lab.worker", options)
-        data = data or self.folder / name / "data"
         worker = Worker(name, self.folder, settings, command=command, data=data, temporary=[self.folder]).start()
         self.workers.append(worker)
 

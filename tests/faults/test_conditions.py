@@ -134,5 +134,5 @@ def test_a_clock_that_cannot_be_moved_says_what_to_install(tmp_path: Path) -> No
 
 
 def test_a_disk_that_cannot_be_mounted_names_the_missing_privilege(tmp_path: Path) -> None:
-    with pytest.raises(ConditionError, match="the right to mount a tmpfs"), SmallDisk(tmp_path, 1, mount="false"):
+    with pytest.raises(ConditionError, match="the right to mount a tmpfs"), SmallDisk(tmp_path, mount="false"):
         pass
