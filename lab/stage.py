@@ -91,7 +91,6 @@ class Stage:
         #: False when the load must end.
         self.sending = True
         self._load: asyncio.Task[None] | None = None
-        self._newest_messages: dict[int, int] = {}
         self._partitions = partitions
         self._numbers = itertools.count()
         self._names: Counter[str] = Counter()
@@ -122,11 +121,6 @@ class Stage:
     @property
     def everybody(self) -> list[Program]:
         return [*self.workers, *self.consumers]
-
-    @property
-    def accepted(self) -> int:
-        """The number of messages that are known to be in the topic."""
-        return self.accepted_by.total()
 
     # --- setup --------------------------------------------------------------------------------------------------------
 
@@ -388,36 +382,30 @@ class Stage:
             TopicScan(self.settings, self.settings.names.markers) as markers,
             admin_client(self.settings) as admin,
         ):
-            newest: dict[int, int] = {}
+            newest_message, newest_marker = dict[int, int](), dict[int, int]()
 
             async def drained() -> bool:
                 try:
-                    read = await self._all_read(admin, messages)
-                    async for record in markers.to_end():
-                        newest[record.partition] = max(newest.get(record.partition, -1), record.offset)
+                    # Before the ends of the topics, which may grow.
+                    committed = await self._committed(admin)
+                    for scan, newest in ((messages, newest_message), (markers, newest_marker)):
+                        async for record in scan.to_end():
+                            newest[record.partition] = record.offset
                 except KafkaError:
                     return False
+                read = all(own.get(number, 0) > at for own in committed for number, at in newest_message.items())
                 partitions = await self.partitions()
-                return (
-                    read and len(partitions) == self._partitions and all(_is_done(part, newest) for part in partitions)
-                )
+                done = len(partitions) == self._partitions and all(_is_done(part, newest_marker) for part in partitions)
+                return read and done
 
             await self.until(drained, "each message has come to its end", limit)
 
-    async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
-        """Return whether each group has committed past the newest message of each partition."""
-        names, committed = self.settings.names, dict[tuple[str, int], int]()
+    async def _committed(self, admin: AIOKafkaAdminClient) -> list[dict[int, int]]:
+        """Return the offsets that each group has committed, by partition."""
+        names = self.settings.names
         groups = [names.named_group(self.group)] if self.group else [names.group(queue) for queue in self.queues]
-        for group in groups:
-            offsets = await admin.list_consumer_group_offsets(group)
-            committed |= {(group, tp.partition): at.offset for tp, at in offsets.items()}
-        async for record in messages.to_end():
-            self._newest_messages[record.partition] = record.offset
-        return all(
-            committed.get((group, partition), 0) > offset
-            for partition, offset in self._newest_messages.items()
-            for group in groups
-        )
+        offsets = [await admin.list_consumer_group_offsets(group) for group in groups]
+        return [{tp.partition: at.offset for tp, at in own.items()} for own in offsets]
 
 
 def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:

@@ -98,7 +98,7 @@ class Soak:
                     "broker_mib": _mib(stage.place.pid) if stage.place.pid is not None else 0.0,
                     "files": max(map(open_files, [*workers, *consumers]), default=0),
                     "open": sum(part["unfinished"] for part in partitions),
-                    "backlog": stage.accepted - stage.received,
+                    "backlog": stage.accepted_by.total() - stage.received,
                 }
             )
             await asyncio.sleep(SAMPLE_SECONDS)
