@@ -294,9 +294,7 @@ class Stage:
     async def play(self, seconds: float) -> None:
         """Let time pass, and check all programs meanwhile."""
         until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            self.look()
-            await asyncio.sleep(POLL_SECONDS)
+        await self.until(lambda: time.monotonic() >= until_s, "time has passed", math.inf)
 
     async def delivered_more(self, count: int = SOME, limit: float = LIMIT_SECONDS) -> None:
         """Wait for this many more deliveries."""
