@@ -68,18 +68,19 @@ def main() -> int:
 
 def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Account, list[Event], Audit | None, str]:
     """Return the account and the events of a run, its audit, and how to repeat that if it failed."""
-    with Display(notes, plan.messages) as display, _broker(plan, display) as (servers, broker):
+    audits = os.environ.get("SPARK") != "skip"
+    report = str(data / "report.html") if audits else ""
+    with Display(notes, plan.messages, report) as display, _broker(plan, display) as (servers, broker):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
         # Checked here, so that a wrong address results in one sentence and not in five processes' logs.
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
         keep = False
         try:
-            report = "" if os.environ.get("SPARK") == "skip" else str(data / "report.html")
-            run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker, report)
+            run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker)
             run = asyncio.run(_play(run))
             display.phase(f"check the history, {len(run.events):,} events")
             account = account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
-            if os.environ.get("SPARK") == "skip":
+            if not audits:
                 return account, run.events, None, ""
             shutil.rmtree(data, ignore_errors=True)
             audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
