@@ -101,10 +101,7 @@ def audit(
     """
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
-        environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
-        words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
-        command = ["-m", "lab.audit", words]
-        program = Program("audit", command, environment, Path(folder) / "audit.log", temporary=[Path(folder)])
+        program = jobs_program(settings, data, jobs, Path(folder) / "audit.log")
         jobs_log = JobsLog(program.log_file, progress)
         failure = ""
         try:
@@ -119,6 +116,14 @@ def audit(
         except OSError as error:
             failure = f"{data}: {error}"
     return jobs_log.audit(failure, plots=plots)
+
+
+def jobs_program(settings: ClientSettings, data: Path, jobs: Sequence[Sequence[str]], log_file: Path) -> Program:
+    """Return a program that runs jobs on a namespace and a data directory; its log is in a temporary directory."""
+    environment = {"MARQ_BOOTSTRAP_SERVERS": settings.bootstrap_servers, "MARQ_PREFIX": settings.names.prefix}
+    words = json.dumps([[*job, "--data", str(data.absolute())] for job in jobs])
+    command = ["-m", "lab.audit", words]
+    return Program(log_file.stem, command, environment, log_file, temporary=[log_file.parent])
 
 
 def _wait(program: Program, jobs_log: JobsLog, limit_s: float) -> str:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from lab.proof.history import Event
-from lab.resources import cpu_seconds, memory_bytes
+from lab.resources import Meter, memory_bytes
 from marq_worker.broker.ports import free_port
 from marq_worker.broker.process import ChildProcess
 
@@ -288,14 +288,11 @@ class Worker(Program):
         peak, now = (memory_bytes(self.pid, field) / 2**20 for field in ("VmHWM", "VmRSS"))
         return {f"{name}_peak_mib": peak, f"{name}_mib": now}
 
-    def cpu_seconds(self) -> float:
-        return cpu_seconds(self.pid)
-
     def core_percent(self, seconds: float) -> float:
         """Return how much of a core it uses, measured for this time."""
-        began_s = self.cpu_seconds()
+        meter = Meter({"worker": [self.pid]})
         time.sleep(seconds)
-        return 100 * (self.cpu_seconds() - began_s) / seconds
+        return 100 * meter.cores()["worker_cores"]
 
 
 class BenchClient(Program):
@@ -334,14 +331,16 @@ class BenchClient(Program):
         """Let it continue."""
         self.process.write(b"\n")
 
-    def ask(self) -> dict[str, Any]:
-        """Let it continue, and return its next line."""
-        self.go()
-        return self.read()
-
     def __exit__(self, *_: object) -> None:
         self.kill()
         self._folder.cleanup()
+
+
+def ask(*clients: BenchClient) -> list[dict[str, Any]]:
+    """Let clients continue at the same time; return the next line of each."""
+    for client in clients:
+        client.go()
+    return [client.read() for client in clients]
 
 
 def measured(function: Callable[..., object], *arguments: object) -> dict[str, float]:

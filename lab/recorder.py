@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
+import pkgutil
 import signal
 import time
 from collections.abc import Callable
@@ -61,8 +61,7 @@ def options_parser(prog: str, about: str | None) -> argparse.ArgumentParser:
 def install(name: str | None) -> None:
     """Call the function ``MODULE:FUNCTION``, if any, which changes Marq in this process."""
     if name:
-        module, _, function = name.partition(":")
-        getattr(importlib.import_module(module), function)()
+        pkgutil.resolve_name(name)()
 
 
 def around(owner: type, name: str, watched: Callable[..., Any]) -> None:

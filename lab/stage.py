@@ -88,9 +88,9 @@ class Stage:
         self.ready: set[str] = set()
         #: Messages that are known to be in the topic, by queue.
         self.accepted_by: Counter[str] = Counter()
+        #: False when the load must end.
+        self.sending = True
         self._load: asyncio.Task[None] | None = None
-        self._end_load: Callable[[], Awaitable[None]] | None = None
-        self._newest_messages: dict[int, int] = {}
         self._partitions = partitions
         self._numbers = itertools.count()
         self._names: Counter[str] = Counter()
@@ -111,7 +111,9 @@ class Stage:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.stop_load()
+        if self._load is not None:
+            self._load.cancel()
+            await asyncio.gather(self._load, return_exceptions=True)
         for program in self.everybody:
             program.resume()
             program.kill()
@@ -119,11 +121,6 @@ class Stage:
     @property
     def everybody(self) -> list[Program]:
         return [*self.workers, *self.consumers]
-
-    @property
-    def accepted(self) -> int:
-        """The number of messages that are known to be in the topic."""
-        return self.accepted_by.total()
 
     # --- setup --------------------------------------------------------------------------------------------------------
 
@@ -168,7 +165,6 @@ class Stage:
         name = self._name("worker")
         settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}
         command = command or recorded(name, self.folder, "lab.worker", options)
-        data = data or self.folder / name / "data"
         worker = Worker(name, self.folder, settings, command=command, data=data, temporary=[self.folder]).start()
         self.workers.append(worker)
 
@@ -196,28 +192,21 @@ class Stage:
 
     # --- load ---------------------------------------------------------------------------------------------------------
 
-    def load(self, rate: int = RATE, servers: str | None = None) -> None:
-        """Send at this rate, in messages a second, until the end of the scenario."""
-        self.load_with(self._send(rate, servers or self.servers))
-
-    def load_with(self, load: Coroutine[Any, Any, None], end: Callable[[], Awaitable[None]] | None = None) -> None:
-        """Run a coroutine as the load, until it ends or the run does; ``end`` ends it in an orderly way."""
-        self._load, self._end_load = asyncio.create_task(load), end
+    def load(self, load: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as the load; it must end soon when `sending` is False."""
+        self._load = asyncio.create_task(load)
 
     async def end_load(self) -> None:
-        if self._end_load is not None:
-            await self._end_load()
-        await self.stop_load()
-
-    async def stop_load(self) -> None:
+        """Let the load end, and wait for the outcomes of its last messages."""
+        self.sending = False
         if self._load is not None:
-            self._load.cancel()
-            await asyncio.gather(self._load, return_exceptions=True)
+            await self.until(self._load.done, "the load has ended")
 
-    async def _send(self, rate: int, servers: str) -> None:
-        async with marq.Producer(servers, prefix=self.prefix) as producer:
+    async def send(self, rate: int = RATE, servers: str | None = None) -> None:
+        """Send at this rate, in messages a second."""
+        async with marq.Producer(servers or self.servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
-            while True:
+            while self.sending:
                 await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
                 # The load does not catch up after an outage.
                 next_s = max(next_s + STEP / rate, time.monotonic() - 1)
@@ -286,14 +275,6 @@ class Stage:
         """Wait until a program has killed itself."""
         await self.until(lambda: not program.running, f"{program.name} has killed itself")
 
-    async def replaced(self, program: Program, limit: float) -> None:
-        """Wait until a program has stopped because another one uses its instance id."""
-        program.ended_by_us = True
-        await self.until(lambda: not program.running, f"{program.name} has stopped", limit)
-        self.note("info", "stop", target=program.name)
-        if "joined" not in program.log():
-            raise RunError(f"{program.name} does not say why it stopped:\n{program.log_tail()}")
-
     async def churn(self, join: Callable[[], Awaitable[Program]], seconds: float, every_seconds: float) -> None:
         """Let programs join and leave, one after the other, every second time by SIGTERM instead of kill -9."""
         until_s, ends = time.monotonic() + seconds, itertools.cycle((self.kill, self.stop))
@@ -313,9 +294,7 @@ class Stage:
     async def play(self, seconds: float) -> None:
         """Let time pass, and check all programs meanwhile."""
         until_s = time.monotonic() + seconds
-        while time.monotonic() < until_s:
-            self.look()
-            await asyncio.sleep(POLL_SECONDS)
+        await self.until(lambda: time.monotonic() >= until_s, "time has passed", math.inf)
 
     async def delivered_more(self, count: int = SOME, limit: float = LIMIT_SECONDS) -> None:
         """Wait for this many more deliveries."""
@@ -401,36 +380,30 @@ class Stage:
             TopicScan(self.settings, self.settings.names.markers) as markers,
             admin_client(self.settings) as admin,
         ):
-            newest: dict[int, int] = {}
+            newest_message, newest_marker = dict[int, int](), dict[int, int]()
 
             async def drained() -> bool:
                 try:
-                    read = await self._all_read(admin, messages)
-                    async for record in markers.to_end():
-                        newest[record.partition] = max(newest.get(record.partition, -1), record.offset)
+                    # Before the ends of the topics, which may grow.
+                    committed = await self._committed(admin)
+                    for scan, newest in ((messages, newest_message), (markers, newest_marker)):
+                        async for record in scan.to_end():
+                            newest[record.partition] = record.offset
                 except KafkaError:
                     return False
+                read = all(own.get(number, 0) > at for own in committed for number, at in newest_message.items())
                 partitions = await self.partitions()
-                return (
-                    read and len(partitions) == self._partitions and all(_is_done(part, newest) for part in partitions)
-                )
+                done = len(partitions) == self._partitions and all(_is_done(part, newest_marker) for part in partitions)
+                return read and done
 
             await self.until(drained, "each message has come to its end", limit)
 
-    async def _all_read(self, admin: AIOKafkaAdminClient, messages: TopicScan) -> bool:
-        """Return whether each group has committed past the newest message of each partition."""
-        names, committed = self.settings.names, dict[tuple[str, int], int]()
+    async def _committed(self, admin: AIOKafkaAdminClient) -> list[dict[int, int]]:
+        """Return the offsets that each group has committed, by partition."""
+        names = self.settings.names
         groups = [names.named_group(self.group)] if self.group else [names.group(queue) for queue in self.queues]
-        for group in groups:
-            offsets = await admin.list_consumer_group_offsets(group)
-            committed |= {(group, tp.partition): at.offset for tp, at in offsets.items()}
-        async for record in messages.to_end():
-            self._newest_messages[record.partition] = record.offset
-        return all(
-            committed.get((group, partition), 0) > offset
-            for partition, offset in self._newest_messages.items()
-            for group in groups
-        )
+        offsets = [await admin.list_consumer_group_offsets(group) for group in groups]
+        return [{tp.partition: at.offset for tp, at in own.items()} for own in offsets]
 
 
 def _is_done(part: dict[str, Any], newest: dict[int, int]) -> bool:

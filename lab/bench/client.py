@@ -8,10 +8,10 @@ it, and waits for empty lines.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 import json
 import os
+import pkgutil
 import struct
 import sys
 import time
@@ -46,12 +46,7 @@ def values(start: int, end: int, size: int) -> list[bytes]:
     return [number.to_bytes(8, "big") + padding for number in range(start, end)]
 
 
-def check(values: list[bytes], count: int) -> None:
-    """Check by number that each message arrived; raise like :func:`check_numbers`."""
-    check_numbers([int.from_bytes(value[:8], "big") for value in values], count)
-
-
-def check_numbers(numbers: Sequence[int], count: int) -> None:
+def check(numbers: Sequence[int], count: int) -> None:
     """Check that each message arrived.
 
     Raise SystemExit if one is missing, or one arrived twice, which nothing in a benchmark explains.
@@ -179,9 +174,13 @@ class ReceivedMessages:
             "ended_at": time.time(),
         }
 
+    def check(self) -> None:
+        """Raise SystemExit if a message is missing, or arrived twice."""
+        check([int.from_bytes(value, "big") for value in self.values], self.count)
+
     def report(self) -> None:
-        """Send the measurements to the row; raise SystemExit if a message is missing, or arrived twice."""
-        check(self.values, self.count)
+        """Send the measurements to the row; raise like :meth:`check`."""
+        self.check()
         say(**self._measurements)
 
 
@@ -216,8 +215,7 @@ def percentiles(milliseconds: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    module, _, name = sys.argv[1].partition(":")
-    result = getattr(importlib.import_module(module), name)(*json.loads(sys.argv[2]))
+    result = pkgutil.resolve_name(sys.argv[1])(*json.loads(sys.argv[2]))
     if inspect.iscoroutine(result):
         asyncio.run(result)
 

@@ -58,7 +58,6 @@ class Tree:
 
     def measure(self, bench: Bench, row: str, system: str) -> Measurements:
         """Measure a system of this tree; raise Skipped if the system does."""
-        assert bench.broker is not None
         size = {name: getattr(bench.size, name) for name in ("messages", "value_bytes", "partitions")}
         broker = {"servers": bench.servers, "pid": bench.broker_pid, "data": str(bench.broker.data_directory)}
         measurements = self.call(row=row, system=system, size=size, **broker, folder=str(self.folder))

@@ -37,8 +37,6 @@ def drain(peer: str, servers: str, topic: str, count: int, ms: float, every: int
 BATCH_MESSAGES = 1_000
 #: Messages in flight for each one being worked on, so that the next one is always ready.
 HELD = 4
-#: How a consumer may drain a queue.
-WAYS = ("run", "run_batch", "iterate")
 
 
 async def drain_marq(

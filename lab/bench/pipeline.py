@@ -16,10 +16,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from lab.audit import JobsLog
+from lab.audit import AUDIT_JOBS, JobsLog, jobs_program
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians
 from lab.bench.synthetic_history import TURN, SyntheticHistory, Truth
-from lab.program import Program, RunError
+from lab.program import RunError
 from lab.resources import ProcessTree
 from pipeline.audit import COUNTS
 
@@ -30,9 +30,8 @@ MAX_MEMORY_GIB = 4.0
 SAMPLE_SECONDS = 0.2
 #: Limit on the time per marker in the largest run, divided by that in the smallest.
 MAX_GROWTH = 1.2
-JOBS = ("ingest", "lifecycle", "audit")
+JOBS = tuple(name for name, *_ in AUDIT_JOBS)
 
-_OPTIONS = {"audit": ("--json", "--drained")}
 _INGESTED = re.compile(r"([\d,]+) (markers|corrupt|messages|dead_letters)")
 
 
@@ -50,13 +49,11 @@ def measure(bench: Bench, share: float = 1.0) -> Measurements:
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
-    environment = {"MARQ_BOOTSTRAP_SERVERS": bench.servers, "MARQ_PREFIX": prefix}
     data = bench.folder / prefix
     measurements: Measurements = {"markers": truth.rows["markers"]}
     output: dict[str, str] = {}
-    for job in JOBS:
-        words = json.dumps([[job, "--data", str(data), *_OPTIONS.get(job, ())]])
-        program = Program(job, ["-m", "lab.audit", words], environment, bench.folder / f"{job}.log")
+    for job, *options in AUDIT_JOBS:
+        program = jobs_program(client, data, [(job, *options)], bench.folder / f"{job}.log")
         began = time.monotonic()
         with program:
             tree = ProcessTree(program.pid)

@@ -121,7 +121,7 @@ class Bench:
     folder: Path
     size: Size
     say: Say
-    broker: EmbeddedBroker | None = None
+    broker: EmbeddedBroker
     _prefixes: list[str] = field(default_factory=list)
     _processes: ExitStack = field(default_factory=ExitStack)
 
@@ -151,8 +151,12 @@ class Bench:
         worker.wait_until_owner()
         return worker
 
-    def client(self, function: Callable[..., object], *arguments: object) -> BenchClient:
-        return self._processes.enter_context(BenchClient(function, *arguments))
+    def clients(self, *calls: tuple[Any, ...]) -> list[BenchClient]:
+        """Start clients, each by its function and arguments; return when each has sent its first line."""
+        clients = [self._processes.enter_context(BenchClient(*call)) for call in calls]
+        for client in clients:
+            client.read()
+        return clients
 
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
@@ -166,13 +170,11 @@ class Bench:
 
     @property
     def broker_pid(self) -> int:
-        assert self.broker is not None
         assert self.broker.pid is not None, "the broker has ended"
         return self.broker.pid
 
     def log_bytes(self, topic: str) -> int:
         """Return the size of the log files of a topic's partitions."""
-        assert self.broker is not None
         files = (self.broker.data_directory / "data").glob(f"{topic}-*/*.log")
         return sum(file.stat().st_size for file in files)
 

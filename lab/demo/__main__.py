@@ -27,7 +27,6 @@ from lab.demo.progress import Display
 from lab.demo.report import Account, account_of, how_to_retry, show
 from lab.demo.run import DemoPlan, DemoRun, read_plan
 from lab.program import RunError
-from lab.proof.history import Event
 from lab.topics import delete_topics
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
@@ -54,7 +53,7 @@ def main() -> int:
     notes, data = Console(stderr=True), data_directory()
     try:
         with tempfile.TemporaryDirectory(prefix="marq-demo-", ignore_cleanup_errors=True) as folder:
-            account, events, audited, retry = _run(plan, Path(folder), data, notes)
+            account, audited, retry = _run(plan, Path(folder), data, notes)
     except (RunError, BrokerError, MarqError) as error:
         notes.print(f"error: {error}", highlight=False, markup=False, soft_wrap=True)
         return 2
@@ -63,29 +62,30 @@ def main() -> int:
         return 130
     # Without a terminal, a fixed width, so that tables are not wrapped.
     console = Console(width=None if sys.stdout.isatty() else 120)
-    return show(account, events, audited, data, console, retry)
+    return show(account, audited, data, console, retry)
 
 
-def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Account, list[Event], Audit | None, str]:
-    """Return the account and the events of a run, its audit, and how to repeat that if it failed."""
-    with Display(notes, plan.messages) as display, _broker(plan, display) as (servers, broker):
+def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Account, Audit | None, str]:
+    """Return the account of a run, its audit, and how to repeat that if it failed."""
+    audits = os.environ.get("SPARK") != "skip"
+    report = str(data / "report.html") if audits else ""
+    with Display(notes, plan.messages, report) as display, _broker(plan, display) as (servers, broker):
         settings = ClientSettings.read(servers, {"prefix": f"{PREFIX}{secrets.token_hex(4)}"})
         # Checked here, so that a wrong address results in one sentence and not in five processes' logs.
         partitions = asyncio.run(ensure_topics(settings)).markers_partitions
         keep = False
         try:
-            report = "" if os.environ.get("SPARK") == "skip" else str(data / "report.html")
-            run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker, report)
+            run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker)
             run = asyncio.run(_play(run))
             display.phase(f"check the history, {len(run.events):,} events")
             account = account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
-            if os.environ.get("SPARK") == "skip":
-                return account, run.events, None, ""
+            if not audits:
+                return account, None, ""
             shutil.rmtree(data, ignore_errors=True)
             audited = audit(settings, data, run.events, display, plots=True, limit_s=plan.limit_seconds)
             keep = audited.needs_topics
             retry = _retry(audited, data, servers, settings.names.prefix, broker, display) if audited.failure else ""
-            return account, run.events, audited, retry
+            return account, audited, retry
         finally:
             if _given_servers() and not keep and (failure := asyncio.run(delete_topics(settings))):
                 display.say(f"warning: {failure}")

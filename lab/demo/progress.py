@@ -49,10 +49,11 @@ class RunCounts(NamedTuple):
 
 
 class Display:
-    """Shows the phases and counts of a run."""
+    """Shows the phases and counts of a run; ``report`` says where its report will be, empty for none."""
 
-    def __init__(self, console: Console, total: int) -> None:
+    def __init__(self, console: Console, total: int, report: str = "") -> None:
         self._console = console
+        self._report = report
         self._bar = Progress(
             TextColumn("{task.elapsed:5.1f} s  {task.fields[counts]}"), BarColumn(20), TextColumn("{task.description}"),
             console=console, disable=not console.is_terminal,
@@ -75,10 +76,10 @@ class Display:
             self._line_s = now_s
             self.say(text)
 
-    def place(self, dashboard: str, report: str) -> None:
-        """Name the dashboard that shows the run, and the report that follows; empty for none."""
-        named = [f"dashboard: {dashboard}"] if dashboard else []
-        places = " · ".join([*named, f"report at the end: {report}"] if report else named)
+    def place(self, dashboard: str) -> None:
+        """Name the dashboard that shows the run, empty for none, and the report that follows."""
+        named = {"dashboard": dashboard, "report at the end": self._report}
+        places = " · ".join(f"{name}: {place}" for name, place in named.items() if place)
         if places == self._places:
             return
         self._places = places

@@ -42,6 +42,7 @@ _ROWS = {
 class Account:
     """A judged run; ``broken``: the promises of the demo itself that it did not keep."""
 
+    events: Sequence[Event]
     report: Report
     counts: dict[str, int]
     broken: list[str]
@@ -79,15 +80,13 @@ def account_of(events: Sequence[Event], held: int, rows: int, least_held: int, s
         broken.append(f"the consumer that was killed held {held} leases, not at least {least_held}")
     if not rows:
         broken.append("the worker that was killed had no row open")
-    return Account(report, counts, broken, seconds)
+    return Account(events, report, counts, broken, seconds)
 
 
 # --- output -----------------------------------------------------------------------------------------------------------
 
 
-def show(
-    account: Account, events: Sequence[Event], audit: Audit | None, data: Path, console: Console, retry: str = ""
-) -> int:
+def show(account: Account, audit: Audit | None, data: Path, console: Console, retry: str = "") -> int:
     """Print the tables, the audit and the findings, then the JSON object as the last line; return the exit code.
 
     It is 1 if the checker or the audit found something wrong, otherwise 2 if the audit failed. ``audit`` is None if it
@@ -100,7 +99,7 @@ def show(
     console.print(*_tables(account, statistics))
     for line in _verdict(audit, differences, data, retry):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
-    for line in [*complaints(account, events), *_listed("THE AUDIT DIFFERS", differences)]:
+    for line in [*complaints(account), *_listed("THE AUDIT DIFFERS", differences)]:
         console.print(line, style="bold red", highlight=False, markup=False, soft_wrap=True)
     console.file.write(json.dumps(statistics) + "\n")
     console.file.flush()
@@ -109,11 +108,11 @@ def show(
     return 2 if failed else 0
 
 
-def complaints(account: Account, events: Sequence[Event]) -> list[str]:
+def complaints(account: Account) -> list[str]:
     """Return the broken promises, and the checker's findings with the events that show them."""
     lines = [f"NOT AS PROMISED: {text}" for text in account.broken]
     lines += [f"{name.upper()}: {count}" for name, count in sorted(account.report.violations.items())]
-    return lines + told(account.report.findings[:MAX_LISTED], events)
+    return lines + told(account.report.findings[:MAX_LISTED], account.events)
 
 
 def how_to_retry(audit: Audit, data: Path, servers: str, prefix: str, broker: Path | None = None) -> str:

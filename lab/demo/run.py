@@ -128,7 +128,6 @@ class DemoRun(Stage):
         partitions: int,
         display: Display,
         broker: EmbeddedBroker | None,
-        report: str = "",
     ) -> None:
         # On a busy machine, the new broker responds late. No program may give up before the demo does.
         patience = {"MARQ_CONNECT_TIMEOUT": f"{max(START_SECONDS, plan.limit_seconds):g}"}
@@ -138,8 +137,6 @@ class DemoRun(Stage):
         self._limit_s = plan.limit_seconds
         self._display = display
         self._broker = broker
-        #: Where the report will be; empty for none.
-        self._report = report
         threads = Path(f"/proc/{broker.pid if broker is not None else None}/task")
         self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
         self._began_s = time.monotonic()
@@ -183,7 +180,7 @@ class DemoRun(Stage):
         self._display.say(f"{len(self.workers)} workers and {len(self.consumers)} consumers are ready")
         async with marq.Producer(self.servers, prefix=self.prefix) as producer:
             phase(f"send {plan.messages:,} messages to {plan.queues} queues, and receive them")
-            self.load_with(self._send_all(producer))
+            self.load(self._send_all(producer))
             await self._kill_consumer()
             await self._kill_worker()
             await self.until(lambda: self._sent == plan.messages, "all messages are sent", self._limit_s)
@@ -304,6 +301,6 @@ class DemoRun(Stage):
             self._counts = self._display.statistics(self._asking.result().get("queues", {}))
             self._asking = None
         worker = next((worker for worker in self.workers if worker.running), None)
-        self._display.place("" if worker is None or not self._owned else worker.url, self._report)
+        self._display.place("" if worker is None or not self._owned else worker.url)
         if self._asking is None and worker is not None:
             self._asking = asyncio.create_task(asyncio.to_thread(worker.statistics))

@@ -377,14 +377,13 @@ _KEEPER = """trap '' HUP INT TERM; cat >/dev/null; umount -l "$1" """
 
 
 class SmallDisk:
-    """A tmpfs of ``mebibytes`` on ``path``, within the context; it never outlives this process.
+    """A tmpfs on ``path``, within the context; it never outlives this process.
 
     Raise ConditionError if this process may not mount.
     """
 
-    def __init__(self, path: Path, mebibytes: int, mount: str = "mount") -> None:
+    def __init__(self, path: Path, mount: str = "mount") -> None:
         self.path = path
-        self._mebibytes = mebibytes
         self._mount = mount
         self._keeper: subprocess.Popen[bytes] | None = None
 
@@ -404,7 +403,7 @@ class SmallDisk:
 
     def __enter__(self) -> Self:
         self.path.mkdir(parents=True, exist_ok=True)
-        options = f"size={self._mebibytes}m,mode=0700"
+        options = f"size={MEBIBYTES}m,mode=0700"
         command = [self._mount, "-t", "tmpfs", "-o", options, "marq-faults", str(self.path)]
         try:
             subprocess.run(command, check=True, capture_output=True, text=True, timeout=MOUNT_SECONDS)
@@ -429,7 +428,7 @@ def with_small_disk() -> Iterator[ScenarioPlace]:
     """Start a broker, and mount a disk for a worker."""
     with (
         tempfile.TemporaryDirectory(prefix="marq-disk-") as folder,
-        SmallDisk(Path(folder), MEBIBYTES) as disk,
+        SmallDisk(Path(folder)) as disk,
         EmbeddedBroker() as broker,
     ):
         yield ScenarioPlace(broker, disk=disk)

@@ -67,7 +67,7 @@ def exceeded(events: Iterable[Event], queue: str, limits: Limits) -> list[str]:
 def peaks_of(events: Iterable[Event], queue: str, key_of: dict[str, str]) -> Peaks:
     """Return the most messages of a queue that ran at a time, from events in the order of time.
 
-    ``key_of`` lacks the last records of a load that was stopped; they do not count.
+    ``key_of`` lacks the records of sends whose outcome is unknown; they do not count.
     """
     running: dict[tuple[str, str], _Run] = {}
     gone, peaks, rebalanced_ms = set[str](), Peaks(0, 0, 0, 0), -inf

@@ -25,44 +25,36 @@ DELAYED, CANCELLED, MOVED = 0.6, 0.25, 0.25
 WITH_IDS, AGAIN_S = 0.3, 8.0
 #: Pause before a message whose outcome is unknown is sent again.
 RETRY_S = 0.5
-#: Time limit for the last answers.
-ANSWERS_S = 60.0
 
 
-class Mix:
-    """Sends, cancels and reschedules until the load ends, by the stage's seed.
+async def mix(stage: Stage, *, delayed: float = DELAYED, with_ids: float = WITH_IDS) -> None:
+    """Send, cancel and reschedule, by the stage's seed, until the load ends and all requests are answered.
 
     ``delayed`` is the share of delayed messages, ``with_ids`` that of messages with a deduplication id.
     """
+    await _Mix(stage, delayed, with_ids).run()
 
-    def __init__(self, stage: Stage, *, delayed: float = DELAYED, with_ids: float = WITH_IDS) -> None:
+
+class _Mix:
+    """One such load."""
+
+    def __init__(self, stage: Stage, delayed: float, with_ids: float) -> None:
         self._stage = stage
         self._delayed = delayed
         self._with_ids = with_ids
         #: Numbers of the deduplication ids.
         self._ids = itertools.count()
         self._chance = random.Random(stage.seed)
-        self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
         #: Holder of each question in the log, by message and question.
         self._holders: dict[tuple[str, str], str] = {}
 
-    def start(self) -> None:
-        self._stage.load_with(self._run(), self.stop)
-
-    async def stop(self) -> None:
-        """Stop sending, and wait until all requests are answered."""
-        self._stopping.set()
-        await self._stage.until(self._ended.is_set, "each question is answered", ANSWERS_S)
-
-    async def _run(self) -> None:
+    async def run(self) -> None:
         stage = self._stage
         async with marq.Producer(stage.servers, prefix=stage.prefix) as producer, asyncio.TaskGroup() as sending:
             self._watch(producer._started().delay_control)
-            while not self._stopping.is_set():
+            while stage.sending:
                 sending.create_task(self._next(producer))
                 await asyncio.sleep(self._chance.expovariate(RATE))
-        self._ended.set()
 
     def _next(self, producer: marq.Producer) -> Coroutine[Any, Any, None]:
         """Plan the next message; return the coroutine that carries out the plan."""

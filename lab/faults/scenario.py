@@ -7,7 +7,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +15,10 @@ from typing import Any
 
 from lab.audit import audit as run_audit
 from lab.faults.conditions import Servers
-from lab.faults.mix import Mix
 from lab.proof.checker import check
 from lab.proof.findings import told
 from lab.proof.history import write
-from lab.stage import RATE, SOME, Stage, recovery_seconds
+from lab.stage import SOME, Stage, recovery_seconds
 
 #: Statistics of both the checker and the audit: the checker's names, the audit's.
 AUDITED = {
@@ -30,6 +29,8 @@ AUDITED = {
 
 
 Step = Callable[[Stage], Awaitable[object]]
+#: Sends messages until `Stage.sending` is False.
+Load = Callable[[Stage], Coroutine[Any, Any, None]]
 #: Options of a program on its command line.
 Options = Sequence[str]
 
@@ -40,15 +41,15 @@ def begin(
     *,
     workers: int = 1,
     define: Mapping[str, Any] | None = None,
-    rate: int = RATE,
-    mix: Mapping[str, float] | None = None,
+    fill: Step | None = None,
+    load: Load = Stage.send,
     some: int = SOME,
     **settings: Any,
 ) -> Step:
     """Start workers, the load and consumers with these options, and wait for some deliveries.
 
-    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`,
-    and ``mix`` those of a load of all kinds.
+    ``define`` has arguments of :meth:`lab.stage.Stage.define`, ``settings`` those of :meth:`lab.stage.Stage.worker`.
+    ``fill`` sends messages that wait when the load begins.
     """
 
     async def set_up(stage: Stage) -> None:
@@ -56,10 +57,9 @@ def begin(
             stage.define(**define)
         for _ in range(workers):
             await stage.worker(*worker, **settings)
-        if mix is None:
-            stage.load(rate)
-        else:
-            Mix(stage, **mix).start()
+        if fill is not None:
+            await fill(stage)
+        stage.load(load(stage))
         await asyncio.gather(*[stage.consumer(*options) for options in consumers])
         await stage.delivered_more(some)
 

@@ -32,6 +32,7 @@ from lab.faults.conditions import (
     with_small_disk,
 )
 from lab.faults.flow_control import exceeded, passed_by, turns_of_others
+from lab.faults.mix import mix
 from lab.faults.scenario import Scenario, Step, begin
 from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
@@ -159,7 +160,7 @@ async def handlers_start_without_broker(stage: Stage) -> None:
         await stage.send_one(producer, HANDLED)
     await stage.delivered_more(1, HANDLED_SECONDS)
     await stage.owned()
-    stage.load()
+    stage.load(stage.send())
     await stage.consumer()
 
 
@@ -177,7 +178,10 @@ def same_twice(kind: str, another: Step) -> Step:
     async def fault(stage: Stage) -> None:
         [former] = getattr(stage, kind)
         await another(stage)
-        await stage.replaced(former, FENCED_SECONDS)
+        former.ended_by_us = True
+        await stage.until(lambda: not former.running, f"{former.name} has stopped", FENCED_SECONDS)
+        stage.note("info", "stop", target=former.name)
+        require("joined" in former.log(), f"{former.name} does not say why it stopped:\n{former.log_tail()}")
         await stage.owned(FENCED_SECONDS)
 
     return fault
@@ -348,7 +352,7 @@ def everything_killed(*options: str) -> Step:
         stage.define(**FEW_ATTEMPTS)
         data = [stage.folder / "data-1", stage.folder / "data-2"]
         await stage.worker(data=data[1])
-        stage.load()
+        stage.load(stage.send())
         for _ in range(KILLS):
             victim = await stage.worker(*IN_TRANSACTION, data=data[0], ready=False)
             await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
@@ -423,7 +427,7 @@ async def start_behind_proxies(stage: Stage) -> None:
     """Start a worker, the load and two consumers; the worker, the load and the last consumer may have a proxy each."""
     servers = {client: proxy.address for client, proxy in stage.place.proxies.items()}
     await stage.worker(MARQ_BOOTSTRAP_SERVERS=servers.get("WORKER", stage.servers))
-    stage.load(servers=servers.get("PRODUCER"))
+    stage.load(stage.send(servers=servers.get("PRODUCER")))
     await stage.consumer()
     await stage.consumer(MARQ_BOOTSTRAP_SERVERS=servers.get("CONSUMER", stage.servers))
     await stage.delivered_more()
@@ -661,14 +665,14 @@ async def abandoned_are_counted(stage: Stage) -> None:
 #: A consumer dies before DISPATCH; then the worker in the transaction of its redeliveries.
 SPENT = dies_at("before-dispatch", 3, *PATIENT)
 RANDOM = random_consumer_and_worker_killed
-MIXED = partial(begin, (), [FAILING] * 2, mix={}, define=RETRIES)
+MIXED = partial(begin, (), [FAILING] * 2, load=mix, define=RETRIES)
 DELAYS = [
     Scenario("mixed-at-random", [RANDOM(0)], MIXED(some=FEW), holds=redriven, some=FEW, quick=True),
     Scenario("delays-under-kills", [RANDOM(0), RANDOM(1)], MIXED(some=FEWER), holds=redriven_under_a_kill, some=FEWER),
     Scenario(
         "delayed-broker-killed",
         [down()] * 2,
-        begin((), [()], mix={"delayed": 1.0}, some=FEWER),
+        begin((), [()], load=partial(mix, delayed=1.0), some=FEWER),
         EmbeddedBroker,
         some=FEWER,
     ),
@@ -676,13 +680,13 @@ DELAYS = [
         "queue-with-delay-killed",
         # Only the queue's setting delays these records, which any producer may write.
         [*[then(end("consumers", 0), consumer())] * 2, WORKER_KILLED],
-        begin(define=DELAYING, rate=100),
+        begin(define=DELAYING, load=partial(Stage.send, rate=100)),
         some=FEWER,
     ),
     Scenario(
         "at-most-once-killed",
         [dies_at(point, after, *REJECTING) for point, after in SPENDING.items()],
-        begin((), [REJECTING], mix={"delayed": 0.0, "with_ids": 0.0}, some=0, define=AT_MOST_ONCE),
+        begin((), [REJECTING], load=partial(mix, delayed=0.0, with_ids=0.0), some=0, define=AT_MOST_ONCE),
         holds=abandoned_are_counted,
         some=FEW,
     ),
@@ -690,7 +694,7 @@ DELAYS = [
         "at-most-once-worker-killed",
         # The redeliveries are of messages that no handler has seen.
         [then(SPENT, next_worker(*doomed("in-transaction"))), then(SPENT, next_worker())],
-        begin(doomed("in-transaction"), [PATIENT], mix={"delayed": 0.0}, some=0, define=AT_MOST_ONCE),
+        begin(doomed("in-transaction"), [PATIENT], load=partial(mix, delayed=0.0), some=0, define=AT_MOST_ONCE),
         some=FEW,
     ),
 ]
@@ -704,21 +708,16 @@ LIMITED_RATE, TENANTS = 30, (0, 1, 2, 3, 4, 4)
 async def tenants_send(stage: Stage) -> None:
     """Send messages of several keys."""
     async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-        for number in itertools.count():
-            await stage.send_one(producer, QUEUE, ordering_key=f"tenant-{TENANTS[number % len(TENANTS)]}")
+        for tenant in itertools.cycle(TENANTS):
+            if not stage.sending:
+                return
+            await stage.send_one(producer, QUEUE, ordering_key=f"tenant-{tenant}")
             await asyncio.sleep(1 / LIMITED_RATE)
 
 
 def limited(name: str, lines: str, *options: str) -> Scenario:
     """Return a row in which consumers and the worker of a queue with limits are killed, stopped, and started."""
     limits = Limits.read(tomllib.loads(lines)["limits"])
-
-    async def set_up(stage: Stage) -> None:
-        stage.define(own=lines, by_key=True)
-        await stage.worker()
-        stage.load_with(tenants_send(stage))
-        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
-        await stage.delivered_more(FEWER)
 
     async def within_limits(stage: Stage) -> None:
         wrong = exceeded(stage.events, QUEUE, limits)
@@ -727,7 +726,8 @@ def limited(name: str, lines: str, *options: str) -> Scenario:
     # Partitions move from a killed consumer, whose leases last, and to each that joins from one whose handlers run on.
     joins = consumer(*options)
     faults = [end("consumers", 0), joins, *[FIRST_CONSUMER_STOPPED, joins] * 2, WORKER_KILLED]
-    return Scenario(name, faults, set_up, holds=within_limits, some=FEWER)
+    setup = begin((), [options] * 2, define={"own": lines, "by_key": True}, load=tenants_send, some=FEWER)
+    return Scenario(name, faults, setup, holds=within_limits, some=FEWER)
 
 
 #: Messages of one key that wait in a fair queue when others are sent; and how many of them half of the others wait for.
@@ -738,16 +738,10 @@ def fair(name: str, *options: str) -> Scenario:
     """Return a row in which consumers of a queue with ``fair`` are killed while thousands of messages of a key wait."""
     options = ("--at-once=4", "--work=0.1", "--manner=patient", *options)
 
-    async def set_up(stage: Stage) -> None:
-        stage.define(own="fair = true\n", by_key=True)
-        await stage.worker()
+    async def flood(stage: Stage) -> None:
         async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
             for _ in range(FLOOD // STEP):
                 await asyncio.gather(*[stage.send_one(producer, QUEUE, ordering_key="flood") for _ in range(STEP)])
-        stage.load_with(tenants_send(stage))
-        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
-        # Many more of the busy key than a message of another one may wait for.
-        await stage.delivered_more(10 * MOST_BEFORE)
 
     async def turns_are_taken(stage: Stage) -> None:
         counts = turns_of_others(stage.events, QUEUE, "flood")
@@ -755,8 +749,11 @@ def fair(name: str, *options: str) -> Scenario:
         half = median(counts)
         require(half <= MOST_BEFORE, f"half of {len(counts)} messages waited for {half} of another key")
 
+    define = {"own": "fair = true\n", "by_key": True}
+    # Before the first fault, many more of the busy key than a message of another one may wait for.
+    setup = begin((), [options] * 2, define=define, fill=flood, load=tenants_send, some=10 * MOST_BEFORE)
     faults = [end("consumers", 0), consumer(*options), WORKER_KILLED]
-    return Scenario(name, faults, set_up, holds=turns_are_taken, some=FEWER)
+    return Scenario(name, faults, setup, holds=turns_are_taken, some=FEWER)
 
 
 #: Queues of a group with their priorities. Every fifth message is sent to the lower queue, which is more than its share
@@ -766,10 +763,12 @@ PRIORITIES = {URGENT: 9, LOWER: 1}
 LOWER_SHARE, MOST_AHEAD, PREFERRED = 5, 100, 6
 
 
-async def levels_send(stage: Stage, count: int | None = None, rate: float = math.inf) -> None:
-    """Send this many messages to both queues, or without end."""
+async def levels_send(stage: Stage, count: float = math.inf, rate: float = math.inf) -> None:
+    """Send this many messages to both queues, or until the load ends."""
+    sent = 0
     async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-        for _ in itertools.count() if count is None else range(count // STEP):
+        while stage.sending and sent < count:
+            sent += STEP
             queues = [LOWER if number % LOWER_SHARE == 0 else URGENT for number in range(STEP)]
             await asyncio.gather(*[stage.send_one(producer, queue) for queue in queues])
             await asyncio.sleep(STEP / rate)
@@ -782,11 +781,8 @@ def prioritised(name: str, *options: str) -> Scenario:
     async def set_up(stage: Stage) -> None:
         lines = {queue: f"priority = {priority}\n" for queue, priority in PRIORITIES.items()}
         stage.define_group("levels", lines, by_key=True)
-        await stage.worker()
-        await levels_send(stage, FLOOD)
-        stage.load_with(levels_send(stage, rate=LIMITED_RATE))
-        await asyncio.gather(*[stage.consumer(*options) for _ in range(2)])
-        await stage.delivered_more(FEWER)
+        fill, load = partial(levels_send, count=FLOOD), partial(levels_send, rate=LIMITED_RATE)
+        await begin((), [options] * 2, fill=fill, load=load, some=FEWER)(stage)
 
     async def lower_goes_on(stage: Stage) -> None:
         runs = passed_by(stage.events, URGENT, LOWER)

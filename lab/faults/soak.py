@@ -11,6 +11,7 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from lab.consumer import LEASE_SECONDS
 from lab.faults.scenario import Scenario, begin
@@ -97,7 +98,7 @@ class Soak:
                     "broker_mib": _mib(stage.place.pid) if stage.place.pid is not None else 0.0,
                     "files": max(map(open_files, [*workers, *consumers]), default=0),
                     "open": sum(part["unfinished"] for part in partitions),
-                    "backlog": stage.accepted - stage.received,
+                    "backlog": stage.accepted_by.total() - stage.received,
                 }
             )
             await asyncio.sleep(SAMPLE_SECONDS)
@@ -126,4 +127,5 @@ def unbounded(samples: Sequence[dict[str, float]]) -> list[str]:
 
 def soak(minutes: float) -> Scenario:
     run = Soak(minutes)
-    return Scenario("soak", [run.play], begin(workers=2, some=0, rate=RATE), EmbeddedBroker, run.is_bounded, some=0)
+    setup = begin(workers=2, load=partial(Stage.send, rate=RATE), some=0)
+    return Scenario("soak", [run.play], setup, EmbeddedBroker, run.is_bounded, some=0)

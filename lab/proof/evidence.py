@@ -93,8 +93,7 @@ class Told(NamedTuple):
     kind: str
     holder: str
     outcome: str
-    offset: int
-    number: int
+    offset: int = -1
 
 
 @dataclass(slots=True, eq=False)
@@ -349,7 +348,7 @@ class MarkersLog(Fold):
 
 
 def last_standing(trail: Trail) -> Standing | None:
-    """Return the last standing of a closed record before it was closed."""
+    """Return the standing of a record, or the last one before it was closed."""
     return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
 
 
@@ -493,7 +492,7 @@ class Evidence:
             trail.events.append(self.number)
             trail.said |= bit
             if outcomes:
-                trail.told += (Told(kind, holder, outcomes[index], -1, self.number),)
+                trail.told += (Told(kind, holder, outcomes[index]),)
 
     def _take_deliver(self, event: Event) -> None:
         trail = self._trail_of(event, event["record"])
@@ -684,11 +683,11 @@ class Evidence:
         elif bit == ACK and trail.acked_at is None:
             trail.acked_at = event["offset"]
         elif kind in FACTS:
-            before = log.open.get(trail.key) or last_standing(trail)
+            before = last_standing(trail)
             made = event["attempts"][index], event["causes"][index], event["holder"]
             trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":
-            trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"], number),)
+            trail.answers += (Told(kind, event["holder"], event["outcomes"][index], event["offset"]),)
 
 
 #: Operations that are taken like others.

@@ -12,13 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from lab.proof.history import IN_RECORD
+from lab.proof.history import IN_RECORD, Event
 from marq.core.storage.rows import row_key
 from marq.settings.backoff import Backoff
 from marq.wire.markers import ANY_QUEUE, BACKOFF, BLOCKED_MS, LAST, MAX_TIME_MS, Source
 from marq.wire.names import WITHOUT_RECORDS, is_scheduled, is_synthetic
 
-Event = dict[str, Any]
 #: A message: its queue, and the name of its place. Several queues may have a message at one place.
 Key = tuple[str, str]
 #: Settings of a queue: ``max_attempts``, ``backoff``, ``deduplication_window_ms`` and others, or defaults.

@@ -6,6 +6,7 @@ import asyncio
 import os
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +26,8 @@ SIZE = Size(1_000, 3)
 
 
 def nowhere(tmp_path: Path, lines: list[str] | None = None) -> Bench:
-    return Bench("nowhere", tmp_path, SIZE, (lines if lines is not None else []).append)
+    no_broker: Any = None
+    return Bench("nowhere", tmp_path, SIZE, (lines if lines is not None else []).append, no_broker)
 
 
 def test_systems_take_turns_and_medians_count(tmp_path: Path) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from lab.demo.report import Account, account_of
 from lab.proof.history import Event
-from marq.wire.markers import Cause, Kind
-from tests.unit.proof.story import FIRST, LEASE_MS, SECOND, Story, clean, events_of
+from marq.wire.markers import Cause
+from tests.unit.proof.story import FIRST, LEASE_MS, Story, clean, events_of
 
 
 def judged(events: list[Event], held: int = 1, rows: int = 3, least_held: int = 1) -> Account:
@@ -30,10 +30,7 @@ def test_a_message_whose_ack_came_before_the_fact_is_not_counted_as_redelivered(
         story.tick()
         story.tick(LEASE_MS)
         story.ack("first", FIRST, 0)
-        story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
-        story.copy(1, 0, 2)
-        story.take("second", SECOND, 1, 0, 2)
-        story.ack("second", SECOND, 1)
+        story.redeliver(Cause.EXPIRED)
 
     found = judged(events_of(told)).statistics()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -23,18 +24,6 @@ def lines(*told: dict[str, Any] | str) -> str:
     return "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in told)
 
 
-class Seen:
-    """Keeps phases and details."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-
-    def phase(self, text: str) -> None:
-        self.texts.append(text)
-
-    detail = phase
-
-
 def test_an_audit_is_read_from_the_output_of_its_jobs(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(lines(*ended("ingest"), *ended("lifecycle"), *ended("audit", json.dumps(STATISTICS), 1)))
@@ -48,12 +37,16 @@ def test_an_audit_is_read_from_the_output_of_its_jobs(tmp_path: Path) -> None:
 
 
 def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
-    log, seen = tmp_path / "log", Seen()
+    log, progress = tmp_path / "log", Mock()
     log.write_text(lines({"job": "ingest"}, {"stage": 3, "done": 1, "tasks": 4}, "    7.0 s  markers: 5 rows") + "{cut")
 
-    JobsLog(log, seen).read()
+    JobsLog(log, progress).read()
 
-    assert seen.texts == ["audit: ingest", "ingest: stage 3, 1 of 4 tasks", "ingest: 7.0 s  markers: 5 rows"]
+    assert [call.args[0] for call in progress.method_calls] == [
+        "audit: ingest",
+        "ingest: stage 3, 1 of 4 tasks",
+        "ingest: 7.0 s  markers: 5 rows",
+    ]
 
 
 def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_data(tmp_path: Path) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from lab.topics import delete_topics
+from marq.kafka.connection import admin_client
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.broker.embedded import EmbeddedBroker
@@ -151,15 +151,10 @@ async def test_the_topics_of_a_run_are_deleted_from_a_broker_that_goes_on(broker
     failure = await delete_topics(mine)
 
     assert failure is None
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        # A broker says that a topic is deleted a moment before it stops listing it.
-        async with asyncio.timeout(60):
-            while any(name.startswith(f"{prefix}.") for name in await admin.list_topics()):
-                pass
+    # A broker says that a topic is deleted a moment before it stops listing it.
+    async with admin_client(other) as admin, asyncio.timeout(60):
+        while any(name.startswith(f"{prefix}.") for name in await admin.list_topics()):
+            pass
         left = [name for name in await admin.list_topics() if name.startswith(prefix)]
-    finally:
-        await admin.close()
     assert left
     assert all(name.startswith(f"{prefix}x.") for name in left)

@@ -7,6 +7,7 @@ import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -35,27 +36,11 @@ class Topics:
     deleted: bool = False
 
 
-class Broker:
-    """An embedded broker with a file."""
-
-    bootstrap_servers, pid = "127.0.0.1:5", 1
-
-    def __init__(self, directory: Path) -> None:
-        self.data_directory, self.calls = directory, list[str]()
-        directory.mkdir()
-        (directory / "file").touch()
-
-    def start(self, _: float) -> None:
-        self.calls.append("start")
-
-    def stop(self) -> None:
-        self.calls.append("stop")
-
-    def kill(self) -> None:
-        self.calls.append("kill")
-
-    def close(self) -> None:
-        self.calls.append("close")
+def embedded_broker(directory: Path) -> Mock:
+    """Return an embedded broker with a file."""
+    directory.mkdir()
+    (directory / "file").touch()
+    return Mock(bootstrap_servers="127.0.0.1:5", pid=1, data_directory=directory)
 
 
 @pytest.fixture
@@ -113,7 +98,7 @@ def test_an_embedded_brokers_data_is_kept_for_an_audit_that_failed_before_it_was
     writable: bool,
     says: str,
 ) -> None:
-    broker = Broker(tmp_path / "broker")
+    broker = embedded_broker(tmp_path / "broker")
     kept = tmp_path / "kept" if writable else broker.data_directory / "file" / "kept"
     monkeypatch.setattr(demo, "audit", lambda *_, **__: Audit(failure="a job was interrupted"))
     monkeypatch.setattr(demo, "EmbeddedBroker", lambda: broker)
@@ -122,7 +107,7 @@ def test_an_embedded_brokers_data_is_kept_for_an_audit_that_failed_before_it_was
 
     code = demo.main()
 
-    assert (code, broker.calls) == (2, ["start", "stop", "kill", "close"])
+    assert (code, [name for name, *_ in broker.mock_calls]) == (2, ["start", "stop", "kill", "close"])
     assert says in capsys.readouterr().out
     assert (kept / "file").exists() is writable
 

@@ -103,10 +103,10 @@ def test_counts_of_one_moment_are_shown_as_they_are() -> None:
 
 def test_the_dashboard_and_the_report_are_named_whenever_they_change() -> None:
     text = io.StringIO()
-    display = Display(Console(file=text, width=200), 10)
+    display = Display(Console(file=text, width=200), 10, "data/report.html")
 
     for dashboard in ("http://127.0.0.1:1", "http://127.0.0.1:1", "http://127.0.0.1:2"):
-        display.place(dashboard, "data/report.html")
+        display.place(dashboard)
 
     assert [line.partition(" s  ")[2] for line in text.getvalue().splitlines()] == [
         "dashboard: http://127.0.0.1:1 · report at the end: data/report.html",

@@ -11,14 +11,13 @@ from rich.console import Console
 
 from lab.audit import Audit
 from lab.demo.report import MAX_LISTED, SHARED, Account, complaints, how_to_retry, show
-from lab.proof.history import Event
 from tests.demo.test_account import judged
 from tests.unit.proof.story import clean, find
 
 
-def shown(account: Account, audit: Audit | None = None, events: list[Event] | None = None) -> tuple[int, str]:
+def shown(account: Account, audit: Audit | None = None) -> tuple[int, str]:
     text = io.StringIO()
-    code = show(account, events or clean(), audit, Path("data"), Console(file=text, width=120), "run it again")
+    code = show(account, audit, Path("data"), Console(file=text, width=120), "run it again")
     return code, text.getvalue()
 
 
@@ -74,7 +73,7 @@ def test_a_lost_message_takes_precedence_over_a_failed_audit() -> None:
     events = clean()
     events.remove(find(events, "marker", kind="ACK", offsets=[0]))
 
-    code, text = shown(judged(events), Audit(failure="ingest made no progress for 240 s"), events)
+    code, text = shown(judged(events), Audit(failure="ingest made no progress for 240 s"))
 
     assert code == 1
     assert last_line(text)["audit"] == "failed"
@@ -111,7 +110,7 @@ def test_a_lost_message_is_named_with_its_events() -> None:
     events = clean()
     events.remove(find(events, "marker", kind="ACK", offsets=[0]))
 
-    code, text = shown(judged(events), events=events)
+    code, text = shown(judged(events))
 
     assert code == 1
     assert "LOST: 1" in text
@@ -125,7 +124,7 @@ def test_findings_are_listed_up_to_a_limit() -> None:
         events.append({"process": "producer", "type": "invoke", "op": "send", **told})
         events.append({"process": "producer", "type": "ok", "op": "send", **told, "record": f"gone/0/{number}"})
 
-    lines = complaints(judged(events), events)
+    lines = complaints(judged(events))
 
     assert lines[0] == "LOST: 15"
     assert sum(line.startswith("lost: ") for line in lines) == MAX_LISTED

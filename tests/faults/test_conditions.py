@@ -13,10 +13,12 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from aiokafka.admin import NewTopic
 from aiokafka.errors import KafkaError
 
 from lab.faults.conditions import BrokerCluster, ConditionError, Proxy, SmallDisk, WallClock
+from marq.kafka.connection import admin_client
+from marq.settings.client import ClientSettings
 from tests.worker.harness import eventually
 
 LIMIT_SECONDS = 180.0
@@ -24,13 +26,9 @@ Connection = tuple[StreamReader, StreamWriter]
 
 
 async def make_topic(servers: str, name: str) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
+    async with admin_client(ClientSettings.read(servers, environment={})) as admin:
         answer = await admin.create_topics([NewTopic(name, num_partitions=1, replication_factor=3)])
         assert [error[1] for error in answer.topic_errors] == [0]
-    finally:
-        await admin.close()
 
 
 @pytest.mark.verify
@@ -136,5 +134,5 @@ def test_a_clock_that_cannot_be_moved_says_what_to_install(tmp_path: Path) -> No
 
 
 def test_a_disk_that_cannot_be_mounted_names_the_missing_privilege(tmp_path: Path) -> None:
-    with pytest.raises(ConditionError, match="the right to mount a tmpfs"), SmallDisk(tmp_path, 1, mount="false"):
+    with pytest.raises(ConditionError, match="the right to mount a tmpfs"), SmallDisk(tmp_path, mount="false"):
         pass

@@ -46,7 +46,7 @@ def history(*events: dict[str, Any], seconds: float = 0.001) -> list[Event]:
         ([fault("kill"), deliver("t/0/0"), deliver("t/0/1", "two")], Peaks(1, 1, 1, 1)),
         ([deliver("t/0/0"), fault("pause", type_="invoke"), deliver("t/0/1", "two")], Peaks(1, 1, 1, 1)),
         ([deliver("t/0/0"), fault("revoke"), deliver("t/1/0", "two")], Peaks(1, 1, 2, 1)),
-        # The load was stopped before its sender knew where the message is.
+        # Its sender does not know where the message is.
         ([deliver("t/0/0"), deliver("t/0/9")], Peaks(1, 1, 1, 1)),
     ],
 )

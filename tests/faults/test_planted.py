@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 
 import pytest
 
+from lab.faults.mix import mix
 from lab.faults.scenario import Scenario, ScenarioResult, Step, begin, play
 from lab.faults.scenarios import CONCURRENCY, FEW, PATIENT, dies_at, fair, limited, prioritised
 from lab.stage import Stage
@@ -24,7 +26,9 @@ def played(broker: EmbeddedBroker, setup: Step, *faults: Step) -> ScenarioResult
 
 
 def test_a_worker_that_is_early_and_delivers_cancelled_messages_is_found_out(broker: EmbeddedBroker) -> None:
-    result = played(broker, begin([f"{PLANTED}:early_and_disobedient"], [PATIENT], mix={"delayed": 1.0}, some=FEW))
+    setup = begin([f"{PLANTED}:early_and_disobedient"], [PATIENT], load=partial(mix, delayed=1.0), some=FEW)
+
+    result = played(broker, setup)
 
     assert not result.passed
     violations = result.statistics["violations"]

@@ -90,45 +90,37 @@ async def test_a_blocking_handler_is_not_recorded(monkeypatch: pytest.MonkeyPatc
     assert told.events == []
 
 
+async def first_pause(lease_s: float) -> list[tuple[str, str, object]]:
+    """Return the two events of the first pause that is recorded."""
+    told, recorded = list[tuple[str, str, object]](), asyncio.Event()
+
+    def add(type_: str, op: str, *, target: str, **_: object) -> None:
+        told.append((op, type_, target))
+        if type_ == "ok":
+            recorded.set()
+
+    async with recorded_stalls("one", add, lease_s):
+        await recorded.wait()
+    return told[:2]
+
+
+PAUSE = [("pause", "invoke", "one"), ("pause", "ok", "one")]
+
+
 async def test_waits_are_recorded_although_each_turn_of_the_event_loop_is_short(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     waits = itertools.count(step=0.5)
     monkeypatch.setattr("lab.cpu_waits.waited_s", lambda: next(waits))
-    told, recorded = History(), asyncio.Event()
+    monkeypatch.setattr("lab.cpu_waits._CHECK_INTERVAL_S", 0.0)
 
-    def add(type_: str, op: str, **fields: object) -> None:
-        told.add("one", type_, op, **fields)
-        if type_ == "ok":
-            recorded.set()
-
-    async with recorded_stalls("one", add, lease_s=600.0):
-        monkeypatch.setattr("lab.cpu_waits._CHECK_INTERVAL_S", 0.0)
-        await recorded.wait()
-
-    assert [(event["op"], event["type"], event["target"]) for event in told.events[:2]] == [
-        ("pause", "invoke", "one"),
-        ("pause", "ok", "one"),
-    ]
+    assert await first_pause(lease_s=600.0) == PAUSE
 
 
 async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lab.cpu_waits.is_stall", lambda *_: True)
-    told, recorded = History(), asyncio.Event()
 
-    def add(type_: str, op: str, **fields: object) -> None:
-        told.add("one", type_, op, **fields)
-        if type_ == "ok":
-            recorded.set()
-
-    async with recorded_stalls("one", add, lease_s=3.0):
-        await recorded.wait()
-
-    began, ended = told.events[:2]
-    assert [(event["op"], event["type"], event["target"]) for event in (began, ended)] == [
-        ("pause", "invoke", "one"),
-        ("pause", "ok", "one"),
-    ]
+    assert await first_pause(lease_s=3.0) == PAUSE
 
 
 def test_events_outlive_kill_9(tmp_path: Path) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from lab import stage as stages
-from lab.program import RunError, Worker
+from lab.program import Program, RunError, Worker
 from lab.stage import Stage
 
 #: No broker answers there.
@@ -30,24 +30,15 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     return run
 
 
-async def test_a_worker_that_dies_as_told_before_its_partitions_are_seen_is_not_waited_for(
-    tmp_path: Path, runs: Callable[[str], None]
+@pytest.mark.parametrize(("start", "point"), [(Stage.worker, "in-transaction"), (Stage.consumer, "before-acquire")])
+async def test_a_program_that_dies_as_told_before_it_is_ready_is_not_waited_for(
+    tmp_path: Path, runs: Callable[[str], None], start: Callable[..., Awaitable[Program]], point: str
 ) -> None:
     runs(KILLED)
     async with Stage(SERVERS, tmp_path) as stage:
-        worker = await stage.worker("--die-at=in-transaction")
+        program = await start(stage, f"--die-at={point}")
 
-        assert worker.has_killed_itself
-
-
-async def test_a_consumer_that_dies_as_told_before_it_is_ready_is_not_waited_for(
-    tmp_path: Path, runs: Callable[[str], None]
-) -> None:
-    runs(KILLED)
-    async with Stage(SERVERS, tmp_path) as stage:
-        consumer = await stage.consumer("--die-at=before-acquire")
-
-        assert consumer.has_killed_itself
+        assert program.has_killed_itself
 
 
 def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(tmp_path: Path) -> None:

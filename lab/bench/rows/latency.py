@@ -13,7 +13,6 @@ from lab.bench.client import (
     CHUNK,
     QUEUE,
     ReceivedMessages,
-    check,
     fill,
     percentiles,
     place,
@@ -126,14 +125,12 @@ def send_to_handler(
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
     namespace = (bench.servers, prefix)
     worker = worker or bench.worker(prefix)
-    consumer = bench.client(timed, *namespace, queue, sent, unmeasured, handled)
-    producers = [bench.client(paced, *namespace, queue, rate, sent, size, burst, keys)]
+    calls: list[tuple[Any, ...]] = [(timed, *namespace, queue, sent, unmeasured, handled)]
     if flooded:
         # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
         messages = FLOOD_PER_SECOND * (SECONDS + 2 * UNMEASURED_SECONDS)
-        producers.insert(0, bench.client(paced, *namespace, flooded, FLOOD_PER_SECOND, messages, size, BURST))
-    for client in (consumer, *producers):
-        client.read()
+        calls.append((paced, *namespace, flooded, FLOOD_PER_SECOND, messages, size, BURST))
+    consumer, *producers = bench.clients(*calls, (paced, *namespace, queue, rate, sent, size, burst, keys))
     parts = {"producer": producers[-1].pid, "consumer": consumer.pid, "worker": worker.pid, "broker": bench.broker_pid}
     meter = Meter({part: [pid] for part, pid in parts.items()})
     for producer in producers:
@@ -277,9 +274,8 @@ def redelivery(bench: Bench, rate: int = 0) -> Measurements:
     prefix = bench.prefix()
     bench.worker(prefix)
     if rate:
-        bench.client(traffic, bench.servers, prefix, "others", rate).read()
-    consumer = bench.client(forgetting, bench.servers, prefix, MESSAGES, LEASE_S)
-    consumer.read()
+        bench.clients((traffic, bench.servers, prefix, "others", rate))
+    [consumer] = bench.clients((forgetting, bench.servers, prefix, MESSAGES, LEASE_S))
     asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
     return consumer.read()
 
@@ -325,7 +321,7 @@ async def expiring(servers: str, prefix: str, count: int) -> None:
 
     async with marq.Consumer(QUEUE, servers, prefix=prefix) as consumer:
         done_s = await until_handled(consumer, consumer.run(handler), received.done)
-    check(received.values, count)
+    received.check()
     if attempts != {2}:
         raise SystemExit(f"bench: expected only second attempts, got {attempts}")
     say(

@@ -13,7 +13,7 @@ from lab.bench.client import CHUNK, QUEUE, fill, say, take_keys, told
 from lab.bench.rows.drain import drained, relative
 from lab.bench.rows.latency import paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import BenchClient
+from lab.program import BenchClient, ask
 
 KEYS, CONCURRENCY, WORK_MS = 10_000, 1_000, 1
 #: The rate with ordering keys, divided by the rate without.
@@ -157,28 +157,23 @@ def rebalance(bench: Bench) -> Measurements:
     count = int(REBALANCED_PER_SECOND * (SETTLE_S + 5 * PHASE_S))
     namespace = (bench.servers, prefix, QUEUE)
     bench.worker(prefix)
-    *staying, third = [bench.client(pausing, *namespace, words) for words in (4, 4, 0)]
-    producer = bench.client(paced, *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
-    for client in (*staying, third, producer):
-        client.read()
-    for consumer in staying:
-        consumer.ask()
+    sending = (paced, *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
+    producer, *staying, third = bench.clients(sending, *[(pausing, *namespace, words) for words in (4, 4, 0)])
+    ask(*staying)
     producer.go()
     time.sleep(SETTLE_S)
     _longest_ms(staying)
     pauses_ms = {}
     for name in ("steady_ms", "join_ms", "leave_ms"):
         if name != "steady_ms":
-            third.ask()
+            ask(third)
         time.sleep(PHASE_S)
         pauses_ms[name] = _longest_ms(staying)
     return pauses_ms
 
 
 def _longest_ms(consumers: list[BenchClient]) -> float:
-    for consumer in consumers:
-        consumer.go()
-    return float(max(consumer.read()["longest_ms"] for consumer in consumers))
+    return float(max(answer["longest_ms"] for answer in ask(*consumers)))
 
 
 REBALANCE_ROW = BenchRow(

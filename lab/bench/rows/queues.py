@@ -12,7 +12,7 @@ from lab.bench import peers
 from lab.bench.client import fill_queues, place, queue_name, say, told
 from lab.bench.rows.drain import relative
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import measured
+from lab.program import ask, measured
 from lab.resources import Meter
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names
@@ -119,15 +119,10 @@ def read(bench: Bench, name: str) -> Measurements:
     asyncio.run(prepare(bench, prefix, name))
     share = READERS // PROCESSES
     bench.worker(prefix)
-    processes = [
-        bench.client(readers, bench.servers, prefix, number * share, share, count) for number in range(PROCESSES)
-    ]
-    for process in processes:
-        process.read()
+    firsts = range(0, READERS, share)
+    processes = bench.clients(*[(readers, bench.servers, prefix, first, share, count) for first in firsts])
     began = time.monotonic()
-    for process in processes:
-        process.go()
-    bytes_per_message = sum(process.read()["bytes_received"] for process in processes) / (READERS * count)
+    bytes_per_message = sum(answer["bytes_received"] for answer in ask(*processes)) / (READERS * count)
     return {
         "bytes_read_per_message": bytes_per_message,
         "bytes_read_of_payload": bytes_per_message / size.value_bytes,

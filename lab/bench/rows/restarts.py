@@ -25,7 +25,8 @@ from aiokafka import AIOKafkaProducer
 import marq
 from lab.bench.client import CHUNK, QUEUE, percentiles, plain_producer, values
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, peak_mib
-from lab.program import RunError, Worker
+from lab.program import POLL_SECONDS, RunError, Worker
+from lab.resources import cpu_seconds
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
@@ -88,6 +89,20 @@ async def all_of(numbers: range, seen: Copies) -> tuple[float, float]:
 
 async def until(worker: Worker, condition: Callable[[], object], pause: float = 0.5) -> None:
     await asyncio.to_thread(worker.wait_until, condition, WAIT_SECONDS, pause)
+
+
+async def changelog_written(worker: Worker, client: ClientSettings, in_flight: int, quiet_s: float) -> float:
+    """Return when the changelog was complete: no new records followed, and so many messages are in flight.
+
+    The worker is asked only then, because counting messages in flight costs it time.
+    """
+    async with TopicScan(client, client.names.changelog, committed=False) as changelog, asyncio.timeout(WAIT_SECONDS):
+        records, ended = await changelog.written(), time.monotonic()
+        while time.monotonic() - ended < quiet_s or worker.row(QUEUE).get("in_flight") != in_flight:
+            await asyncio.sleep(POLL_SECONDS)
+            if (now := await changelog.written()) != records:
+                records, ended = now, time.monotonic()
+    return ended
 
 
 async def owner_of_all(worker: Worker, partitions: int) -> float:
@@ -158,12 +173,7 @@ async def recover(bench: Bench) -> Measurements:
         worker = await asyncio.to_thread(bench.worker, prefix)
         began = time.monotonic()
         await open_leases(producer, client.names, size, range(size.messages))
-        await until(worker, lambda: worker.row(QUEUE).get("in_flight") == size.messages, 1.0)
-        async with TopicScan(client, client.names.changelog, committed=False) as changelog:
-            before = -1
-            while (now := await changelog.written()) != before:
-                before = now
-                await asyncio.sleep(WRITTEN_SECONDS)
+        await changelog_written(worker, client, size.messages, WRITTEN_SECONDS)
         measurements["opened_per_second"] = size.messages / (time.monotonic() - began)
         measurements |= worker.memory_mib("opened")
         for name in RECOVERY_SECONDS:
@@ -178,7 +188,7 @@ async def recover(bench: Bench) -> Measurements:
                 f"{name}_owner_seconds": owner - began,
                 f"{name}_first_copy_seconds": first - began,
                 f"{name}_firing_seconds": last - began,
-                f"{name}_cpu_seconds": worker.cpu_seconds(),
+                f"{name}_cpu_seconds": cpu_seconds(worker.pid),
                 **worker.memory_mib(name),
             }
 

@@ -13,7 +13,7 @@ from aiohttp import ClientSession, ClientTimeout, TCPConnector
 
 from lab.bench.client import QUEUE, percentiles, say
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import RunError, Worker
+from lab.program import RunError, Worker, ask
 from lab.resources import Meter
 from marq_worker.broker.ports import free_port
 
@@ -95,15 +95,11 @@ def rounds(url: str, count: int, size: int) -> None:
 def clients(bench: Bench) -> Measurements:
     share = max(10, bench.size.messages // COUNT // 10 * 10)
     worker, url = _endpoint(bench)
-    children = [bench.client(rounds, url, share, bench.size.value_bytes) for _ in range(COUNT)]
+    children = bench.clients(*[(rounds, url, share, bench.size.value_bytes)] * COUNT)
 
     def run() -> int:
-        for child in children:
-            child.go()
-        return sum(child.read()["deleted"] for child in children)
+        return sum(answer["deleted"] for answer in ask(*children))
 
-    for child in children:
-        child.read()
     # Warm up: the broker's JVM is still compiling during the first rounds.
     for _ in range(WARM_ROUNDS):
         before = run()
@@ -158,16 +154,13 @@ def timed(url: str, unmeasured_s: float) -> None:
 
 def steady(bench: Bench) -> Measurements:
     worker, url = _endpoint(bench)
-    receivers = [bench.client(timed, url, UNMEASURED_S) for _ in range(RECEIVERS)]
-    sending = (url, RATE / SENDERS, RATE // SENDERS * SECONDS, BURST)
-    senders = [bench.client(paced, *sending) for _ in range(SENDERS)]
-    for child in (*receivers, *senders):
-        child.read()
+    receiving, sending = (timed, url, UNMEASURED_S), (paced, url, RATE / SENDERS, RATE // SENDERS * SECONDS, BURST)
+    children = bench.clients(*[receiving] * RECEIVERS, *[sending] * SENDERS)
+    receivers, senders = children[:RECEIVERS], children[RECEIVERS:]
     meter = Meter({"worker": [worker.pid], "broker": [bench.broker_pid]})
-    for child in (*receivers, *senders):
-        child.go()
-    for child in senders:
-        child.read()
+    for receiver in receivers:
+        receiver.go()
+    ask(*senders)
     cores = meter.cores()
     answers = [child.read() for child in receivers]
     if (received := sum(answer["received"] for answer in answers)) != RATE * SECONDS:
@@ -206,7 +199,7 @@ def idle(bench: Bench) -> Measurements:
     worker, url = _endpoint(bench)
     time.sleep(2)
     without = worker.core_percent(IDLE_SECONDS)
-    bench.client(idle_polls, url, IDLE_POLLS).read()
+    bench.clients((idle_polls, url, IDLE_POLLS))
     # Rounded, because a difference of floats such as 1.0000000000000009 would miss a bar of 1.
     polls = round(worker.core_percent(IDLE_SECONDS) - without, 6)
     return {"polls_core_percent": polls, "without_core_percent": without}

@@ -7,10 +7,10 @@ import time
 from functools import partial
 
 import marq
-from lab.bench.client import CHUNK, QUEUE, check_numbers, fill, say, told, values
+from lab.bench.client import CHUNK, QUEUE, check, fill, say, told, values
 from lab.bench.rows.drain import relative
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import RunError, measured
+from lab.program import RunError, ask, measured
 from lab.resources import Meter
 from lab.topics import TopicScan
 from marq.kafka.connection import admin_client
@@ -106,9 +106,7 @@ def scale(bench: Bench, number: int) -> Measurements:
     asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
     workers = [bench.start_worker(prefix, f"machine-{index}") for index in range(number)]
     workers[0].wait_until_shared(number, PARTITIONS)
-    consumers = [bench.client(shared, bench.servers, prefix) for _ in range(number)]
-    for consumer in consumers:
-        consumer.read()
+    consumers = bench.clients(*[(shared, bench.servers, prefix)] * number)
     asyncio.run(wait_until_joined(client, number))
     parts = {"consumer": [consumer.pid for consumer in consumers], "worker": [worker.pid for worker in workers]}
     meter, began = Meter({**parts, "broker": [bench.broker_pid]}), time.monotonic()
@@ -116,10 +114,8 @@ def scale(bench: Bench, number: int) -> Measurements:
         consumer.go()
     workers[0].wait_until_drained(QUEUE, size.messages)
     seconds, taken = time.monotonic() - began, meter.seconds()
-    for consumer in consumers:
-        consumer.go()
-    handled = [consumer.read()["numbers"] for consumer in consumers]
-    check_numbers([number for numbers in handled for number in numbers], size.messages)
+    handled = [answer["numbers"] for answer in ask(*consumers)]
+    check([number for numbers in handled for number in numbers], size.messages)
     million = 1e6 / size.messages
     return {
         _PER_SECOND: size.messages / seconds,

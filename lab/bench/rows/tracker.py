@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from functools import partial
 
 from lab.bench.client import QUEUE, fill_queues, plain_producer, queue_name, say, values
-from lab.bench.rows.restarts import BATCH, HOLDER, LONG_MS
+from lab.bench.rows.restarts import BATCH, HOLDER, LONG_MS, changelog_written
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
-from lab.program import LIMIT_SECONDS, POLL_SECONDS, Worker, measured
+from lab.program import Worker, measured
 from lab.resources import Meter
-from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Ack, Acquire, Source
@@ -115,24 +114,9 @@ def written(bench: Bench) -> Measurements:
     """Write all ACQUIREs, until the changelog has all rows; then all ACKs, until it has all deletions."""
 
     def until(in_flight: int) -> Wait:
-        return lambda worker, client: asyncio.run(_written(worker, client, in_flight))
+        return lambda worker, client: asyncio.run(changelog_written(worker, client, in_flight, QUIET_SECONDS))
 
     return folded(bench, {**SESSION, **FLUSH_SOON}, {"acquire": until(bench.size.messages), "ack": until(0)})
-
-
-async def _written(worker: Worker, client: ClientSettings, in_flight: int) -> float:
-    """Return when the changelog was complete, with this many messages in flight.
-
-    The worker is asked only then, because counting messages in flight costs it time.
-    """
-    async with TopicScan(client, client.names.changelog, committed=False) as changelog:
-        records, ended = await changelog.written(), time.monotonic()
-        async with asyncio.timeout(LIMIT_SECONDS):
-            while time.monotonic() - ended < QUIET_SECONDS or worker.row(QUEUE).get("in_flight") != in_flight:
-                await asyncio.sleep(POLL_SECONDS)
-                if (now := await changelog.written()) != records:
-                    records, ended = now, time.monotonic()
-    return ended
 
 
 TRACKER = BenchRow(

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from lab.proof.decisions import DueEnding, ending
-from lab.proof.fold import IN_ORDER, Event, Fold, Key, Standing
-from lab.proof.history import holder_name, log_name, marker, name_of
+from lab.proof.fold import IN_ORDER, Fold, Key, Standing
+from lab.proof.history import Event, holder_name, log_name, marker, name_of
 from marq.core import due_messages
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction

@@ -12,7 +12,8 @@ Five messages of one queue, in one partition (offsets 0 to 4), and what became o
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from lab.proof import history
@@ -85,28 +86,34 @@ class Story:
 
     # --- clients ------------------------------------------------------------------------------------------------------
 
-    def send(self, number: int) -> None:
+    @contextmanager
+    def sending(self, number: int, place: str) -> Iterator[None]:
+        """Send a message; the context writes it to its place."""
         said = {"message": str(number), "queue": QUEUE, "content": history.content(QUEUE, b"q", value(number), ())}
         self.history.add("producer", "invoke", "send", **said)
-        self.record(number, number)
-        self.history.add("producer", "ok", "send", **said, record=f"{LOG}/{number}")
+        yield
+        self.history.add("producer", "ok", "send", **said, record=place)
+
+    def send(self, number: int) -> None:
+        with self.sending(number, f"{LOG}/{number}"):
+            self.record(number, number)
 
     def said(self, process: str, op: str, holder: int, offsets: list[int], **fields: object) -> None:
         names = {"holder": self.name(holder), "queue": QUEUE, "source": LOG, "offsets": offsets}
         self.history.add(process, "invoke", op, **names)
         self.history.add(process, "ok", op, **names, took_ms=1, **fields)
 
-    def acquire(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
+    def acquire(self, process: str, holder: int, offset: int, number: int, attempt: int = 1, **columns: Any) -> None:
         self.said(process, "acquire", holder, [offset])
         payload = Payload(1, attempt, b"q", (), value(number))
-        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload]))
+        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload], **columns))
         self.said(process, "commit", holder, [offset])
 
-    def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
+    def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1, **fields: object) -> None:
         content = history.content(QUEUE, b"q", value(number), ())
         self.history.add(
             process, "ok", "deliver", group=GROUP, holder=self.name(holder), record=f"{LOG}/{offset}", queue=QUEUE,
-            attempt=attempt, content=content,
+            attempt=attempt, content=content, **fields,
         )  # fmt: skip
 
     def take(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
@@ -121,9 +128,11 @@ class Story:
         self.said(process, "renew", holder, [offset])
         self.mark(Renew(QUEUE, holder, SOURCE, [offset], LEASE_MS), after_ms)
 
-    def release(self, process: str, holder: int, offset: int, error: str = "boom", *, counted: bool = True) -> None:
+    def release(
+        self, process: str, holder: int, offset: int, error: str = "boom", *, counted: bool = True, delay_ms: int = 0
+    ) -> None:
         self.said(process, "release", holder, [offset])
-        self.mark(Release(QUEUE, holder, SOURCE, [offset], [0], counted, [error]))
+        self.mark(Release(QUEUE, holder, SOURCE, [offset], [delay_ms], counted, [error]))
 
     def reject(self, process: str, holder: int, offset: int) -> None:
         self.said(process, "reject", holder, [offset])
@@ -137,15 +146,24 @@ class Story:
     def tick(self, after_ms: int = 1) -> None:
         self.tick_at = self.mark(Tick(TRACKER, self.time_ms + after_ms), after_ms)
 
-    def fire(self, offset: int, kind: Kind, attempt: int, cause: Cause, *, decided: bool = True) -> None:
+    def fire(
+        self, offset: int, kind: Kind, attempt: int, cause: Cause, source: Source = SOURCE, *, decided: bool = True
+    ) -> None:
         """Decide, and write the fact."""
         if decided:
             self.history.add(
-                "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=LOG, offset=offset,
-                kind=kind.name, attempt=attempt, cause=cause.name, log=MARKERS, applied=self.offset - 1,
+                "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=history.log_name(source),
+                offset=offset, kind=kind.name, attempt=attempt, cause=cause.name, log=MARKERS, applied=self.offset - 1,
                 tick=self.tick_at,
             )  # fmt: skip
-        self.mark(Fact(kind, QUEUE, TRACKER, SOURCE, [offset], [attempt], [cause]))
+        self.mark(Fact(kind, QUEUE, TRACKER, source, [offset], [attempt], [cause]))
+
+    def redeliver(self, cause: Cause, attempt: int = 2, *, decided: bool = True) -> None:
+        """Redeliver message 0; the second consumer acknowledges the copy."""
+        self.fire(0, Kind.REDELIVERED, attempt, cause, decided=decided)
+        self.copy(1, 0, attempt)
+        self.take("second", SECOND, 1, 0, attempt)
+        self.ack("second", SECOND, 1)
 
 
 def tell(story: Story) -> None:
@@ -225,6 +243,16 @@ def omit(op: str, type_: str = "ok", **where: Any) -> Change:
 def repeat(op: str, where: dict[str, Any], /, **to: Any) -> Change:
     """Add the first event like that once more, with changes."""
     return lambda events: events.append({**find(events, op, **where), **to})
+
+
+def decide(offset: int, fact: str, **otherwise: Any) -> Change:
+    """Change a tracker's decision and its fact."""
+
+    def change(events: Events) -> None:
+        for event in (find(events, "fire", "invoke", kind=fact, offset=offset), marker(events, fact, offset)):
+            event |= otherwise | {f"{name}s": [value] for name, value in otherwise.items() if name != "kind"}
+
+    return change
 
 
 def keep(wanted: Callable[[Event], bool]) -> Change:

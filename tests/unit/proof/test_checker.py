@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -23,11 +22,11 @@ from tests.unit.proof.story import (
     SECOND,
     SETTINGS,
     Broken,
-    Change,
     Events,
     Story,
     change,
     clean,
+    decide,
     events_of,
     find,
     judged,
@@ -111,16 +110,6 @@ def decide_although_it_was_renewed(events: Events) -> None:
 def fire_twice(events: Events) -> None:
     events.append({**marker(events, "REDELIVERED", 1), "offset": 50})
     events.append({**find(events, "record", offset=6), "offset": 9})
-
-
-def decide(offset: int, fact: str, **otherwise: Any) -> Change:
-    """Change a tracker's decision and its fact."""
-
-    def change(events: Events) -> None:
-        for event in (find(events, "fire", "invoke", offset=offset), marker(events, fact, offset)):
-            event |= otherwise | {f"{name}s": [value] for name, value in otherwise.items() if name != "kind"}
-
-    return change
 
 
 def bury_two_committed_copies(events: Events) -> None:
@@ -257,10 +246,7 @@ def test_each_property_that_the_checker_names_has_a_history_that_breaks_it() -> 
 def taken_and_expired(story: Story) -> None:
     """One message whose lease runs out, and its copy, which is acknowledged."""
     story.tick(LEASE_MS + 100)
-    story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
-    story.copy(1, 0, 2)
-    story.take("second", SECOND, 1, 0, 2)
-    story.ack("second", SECOND, 1)
+    story.redeliver(Cause.EXPIRED)
 
 
 def hang(story: Story) -> None:
@@ -288,10 +274,7 @@ def ack_between_tick_and_fact(story: Story) -> None:
     story.history.add("nemesis", "invoke", "pause", target="first")
     story.tick(LEASE_MS + 100)
     story.ack("first", FIRST, 0)
-    story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED, decided=False)
-    story.copy(1, 0, 2)
-    story.take("second", SECOND, 1, 0, 2)
-    story.ack("second", SECOND, 1)
+    story.redeliver(Cause.EXPIRED, decided=False)
 
 
 def read_again_after_the_lease(story: Story) -> None:
@@ -445,10 +428,7 @@ def test_an_uncounted_release_keeps_the_attempt() -> None:
         story.take("first", FIRST, 0, 0)
         story.release("first", FIRST, 0, "", counted=False)
         story.tick()
-        story.fire(0, Kind.REDELIVERED, 1, Cause.RELEASED)
-        story.copy(1, 0, 1)
-        story.take("second", SECOND, 1, 0, 1)
-        story.ack("second", SECOND, 1)
+        story.redeliver(Cause.RELEASED, 1)
 
     report = judged(told)
 
@@ -478,10 +458,7 @@ def test_a_release_that_comes_while_the_copy_is_on_its_way_changes_nothing() -> 
         story.tick(LEASE_MS + 100)
         story.release("first", FIRST, 0, "", counted=False)
         story.tick()
-        story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED, decided=False)
-        story.copy(1, 0, 2)
-        story.take("second", SECOND, 1, 0, 2)
-        story.ack("second", SECOND, 1)
+        story.redeliver(Cause.EXPIRED, decided=False)
 
     assert [str(finding) for finding in judged(told).findings] == []
 
@@ -555,10 +532,7 @@ def test_a_tracker_is_judged_by_the_settings_that_it_has_heard_of() -> None:
         story.take("first", FIRST, 0, 0)
         story.release("first", FIRST, 0, "")
         story.tick()
-        story.fire(0, Kind.REDELIVERED, 2, Cause.RELEASED)
-        story.copy(1, 0, 2)
-        story.take("second", SECOND, 1, 0, 2)
-        story.ack("second", SECOND, 1)
+        story.redeliver(Cause.RELEASED)
 
     assert judged(lambda story: told(story, 1)).findings == []
     assert judged(lambda story: told(story, 2)).violations == {"dead-letter": 1}

@@ -10,7 +10,7 @@ from lab.proof.history import Event
 from marq.wire.markers import Cause, Delay, Fact, Kind, Payload, RequestOutcome, Source
 from marq.wire.names import schedule_topic, synthetic_topic
 from tests.unit.proof.story import MARKERS, QUEUE, SETTINGS, TRACKER, Broken, Events, events_of, value
-from tests.unit.proof.test_delays import CANCELLER, DRAWN, NAME, DelayedStory, about, content
+from tests.unit.proof.test_delays import CANCELLER, DRAWN, NAME, DelayedStory, about
 
 WINDOW_MS = 2_000
 
@@ -24,13 +24,11 @@ class StoryOfIds(DelayedStory):
         self.history.events[0]["queues"] = {QUEUE: settings}
 
     def send(self, number: int, own_id: str, key: str = "", source: Source = DRAWN) -> None:
-        said = {"message": str(number), "queue": QUEUE, "content": content(number)}
-        self.history.add("producer", "invoke", "send", **said)
         headers = [("marq-deduplication-id", own_id.encode())]
         headers += [("marq-ordering-key", key.encode())] if key else []
         payload = Payload(4_000 + number, 1, b"q", headers, value(number))
-        self.mark(Delay(QUEUE, 1, source, [number], [0], True, None, [payload]))
-        self.history.add("producer", "ok", "send", **said, record=history.name_of(source, number))
+        with self.sending(number, history.name_of(source, number)):
+            self.mark(Delay(QUEUE, 1, source, [number], [0], True, None, [payload]))
 
     def deliver_now(self, number: int) -> None:
         self.tick()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.history import Event
 from marq.wire.markers import (
-    Acquire,
     Answer,
     Batch,
     Cancel,
@@ -24,9 +24,7 @@ from marq.wire.markers import (
 from marq.wire.names import synthetic_topic
 from tests.unit.proof.story import (
     DEAD,
-    LEASE_MS,
     LOG,
-    MARKERS,
     OTHER_CONTENT,
     QUEUE,
     SECOND,
@@ -38,6 +36,7 @@ from tests.unit.proof.story import (
     Events,
     Story,
     change,
+    decide,
     events_of,
     find,
     judged,
@@ -56,19 +55,15 @@ class DelayedStory(Story):
     """Messages 0 to 3 are delayed by their sender, and 4 is a record with a header."""
 
     def delay(self, *numbers: int, delay_ms: int = 100, from_offset: int | None = None) -> None:
-        for number in numbers:
-            said = {"message": str(number), "queue": QUEUE, "content": content(number)}
-            self.history.add("producer", "invoke", "send", **said)
         payloads = [Payload(4_000 + number, 1, b"q", (), value(number)) for number in numbers]
-        self.mark(Delay(QUEUE, 1, DRAWN, numbers, [delay_ms] * len(numbers), True, from_offset, payloads))
-        for number in numbers:
-            said = {"message": str(number), "queue": QUEUE, "content": content(number)}
-            self.history.add("producer", "ok", "send", **said, record=f"{NAME}/{number}")
+        with ExitStack() as sending:
+            for number in numbers:
+                sending.enter_context(self.sending(number, f"{NAME}/{number}"))
+            self.mark(Delay(QUEUE, 1, DRAWN, numbers, [delay_ms] * len(numbers), True, from_offset, payloads))
 
     def ask(self, holder: int, number: int, time_ms: int | None = None) -> None:
         """Move a message, or cancel it (None)."""
-        names = {"holder": self.name(holder), "queue": QUEUE, "source": NAME, "offsets": [number]}
-        self.history.add("asker", "invoke", "cancel" if time_ms is None else "reschedule", **names)
+        self._note("invoke", "cancel" if time_ms is None else "reschedule", holder, number)
         batch: Batch = (
             Cancel(QUEUE, holder, DRAWN, [number])
             if time_ms is None
@@ -77,26 +72,18 @@ class DelayedStory(Story):
         self.mark(batch)
 
     def told(self, op: str, holder: int, number: int, outcome: RequestOutcome) -> None:
-        names = {
-            "holder": self.name(holder),
-            "queue": QUEUE,
-            "source": NAME,
-            "offsets": [number],
-            "outcomes": [outcome.name],
-        }
-        self.history.add("asker", "ok", op, **names)
+        self._note("ok", op, holder, number, outcomes=[outcome.name])
+
+    def _note(self, type_: str, op: str, holder: int, number: int, **fields: object) -> None:
+        names = {"holder": self.name(holder), "queue": QUEUE, "source": NAME, "offsets": [number]}
+        self.history.add("asker", type_, op, **names, **fields)
 
     def answer(self, holder: int, number: int, outcome: RequestOutcome) -> None:
         self.mark(Answer(QUEUE, holder, DRAWN, [number], [outcome]))
 
     def end(self, number: int, kind: Kind, cause: Cause, source: Source = DRAWN) -> None:
         """Decide, and write the fact."""
-        self.history.add(
-            "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=history.log_name(source),
-            offset=number, kind=kind.name, attempt=1, cause=cause.name, log=MARKERS, applied=self.offset - 1,
-            tick=self.tick_at,
-        )  # fmt: skip
-        self.mark(Fact(kind, QUEUE, TRACKER, source, [number], [1], [cause]))
+        self.fire(number, kind, 1, cause, source)
 
     def arrive(self, offset: int, number: int, of: str, first_sent_ms: int, *headers: tuple[str, bytes]) -> None:
         """Be copied to the queue, and acknowledged."""
@@ -104,10 +91,6 @@ class DelayedStory(Story):
         self.record(offset, number, *headers, *own)
         self.take("second", SECOND, offset, number, 1)
         self.ack("second", SECOND, offset)
-
-
-def content(number: int) -> str:
-    return history.content(QUEUE, b"q", value(number), ())
 
 
 def tell(story: DelayedStory) -> None:
@@ -135,15 +118,9 @@ def tell(story: DelayedStory) -> None:
 
 
 def send_by_header(story: DelayedStory) -> None:
-    header = ("marq-deliver-at", b"12000")
-    said = {"message": "4", "queue": QUEUE, "content": content(4)}
-    story.history.add("producer", "invoke", "send", **said)
-    story.record(4, 4, header)
-    story.history.add("producer", "ok", "send", **said, record=f"{LOG}/4")
-    story.said("second", "acquire", SECOND, [4])
-    payload = Payload(1, 1, b"q", (header,), value(4))
-    story.mark(Acquire(QUEUE, SECOND, SOURCE, [4], LEASE_MS, 4, [payload], [12_000]))
-    story.said("second", "commit", SECOND, [4])
+    with story.sending(4, f"{LOG}/4"):
+        story.record(4, 4, ("marq-deliver-at", b"12000"))
+    story.acquire("second", SECOND, 4, 4, dues_ms=[12_000])
 
 
 def clean() -> Events:
@@ -204,16 +181,6 @@ def deliver_a_delayed_record(events: Events) -> None:
 def deliver_twice(events: Events) -> None:
     events.append({**about(events, "DELIVERED", 0), "offset": 90})
     events.append({**find(events, "record", id=f"{NAME}/0"), "offset": 20})
-
-
-def decide(number: int, fact: str, **otherwise: Any) -> Change:
-    """Change a tracker's decision and its fact."""
-
-    def change(events: Events) -> None:
-        for event in (about(events, fact, number), about(events, fact, number, "fire")):
-            event |= otherwise | {f"{name}s": [value] for name, value in otherwise.items() if name != "kind"}
-
-    return change
 
 
 def delay(**otherwise: Any) -> Change:

@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from lab.proof.checker import check
-from lab.proof.history import Event
-from marq.wire.markers import DUE_AT_ONCE, Acquire, Cause, Kind, Payload
+from marq.wire.markers import DUE_AT_ONCE, Cause, Kind
 from tests.unit.proof.story import (
-    LEASE_MS,
     LOG,
     QUEUE,
     SECOND,
     SETTINGS,
-    SOURCE,
     Broken,
     Change,
     Events,
     Story,
+    decide,
     events_of,
     find,
     judged,
-    value,
 )
 
 #: Message 0 expires by its header, 1 by the setting; 2 in time.
@@ -41,20 +38,14 @@ class ExpiryStory(Story):
         if number == 0:
             self.history.events[-2]["expires_at_ms"] = EXPIRES_MS
 
-    def leave(self, offset: int) -> None:
-        """Leave a message with the tracker, because it seems to have expired."""
-        self.said("second", "acquire", SECOND, [offset])
-        payload = Payload(1, 1, b"q", (), value(offset))
-        self.mark(Acquire(QUEUE, SECOND, SOURCE, [offset], LEASE_MS, offset, [payload], [DUE_AT_ONCE]))
-        self.said("second", "commit", SECOND, [offset])
-
 
 def tell(story: ExpiryStory) -> None:
     for number in range(3):
         story.send(number)
     story.take("second", SECOND, 2, 2)
     story.ack("second", SECOND, 2)
-    story.leave(0)
+    # Its consumer leaves it with the tracker, because it seems to have expired.
+    story.acquire("second", SECOND, 0, 0, dues_ms=[DUE_AT_ONCE])
     story.take("second", SECOND, 1, 1)
     story.release("second", SECOND, 1, "")
     story.tick(100)
@@ -102,21 +93,6 @@ def expire(number: int, time_ms: int) -> Change:
 
 def live_longer(events: Events) -> None:
     events[0]["queues"][QUEUE].update(expires_after_ms=20_000)
-
-
-def decide(number: int, before: str, **otherwise: object) -> Change:
-    """Change a tracker's decision and its fact."""
-
-    def change(events: Events) -> None:
-        for event in events:
-            if _decides(event, number, before):
-                event |= otherwise | {f"{name}s": [value] for name, value in otherwise.items() if name != "kind"}
-
-    return change
-
-
-def _decides(event: Event, number: int, kind: str) -> bool:
-    return event.get("kind") == kind and number in (event.get("offset"), *event.get("offsets", ()))
 
 
 def redeliver(events: Events) -> None:

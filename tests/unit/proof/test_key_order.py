@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from lab.proof import history
 from lab.proof.checker import check
 from lab.proof.evidence import MarkersClock
 from marq.wire.markers import (
     LAST,
-    Acquire,
     Cause,
     Fact,
     Kind,
-    Payload,
     Release,
     Resume,
     Resumed,
@@ -23,7 +21,6 @@ from marq.wire.markers import (
 from marq.wire.names import DELIVER_AT_HEADER
 from marq.wire.ordered_holders import ordered_holder
 from tests.unit.proof.story import (
-    GROUP,
     LEASE_MS,
     LOG,
     MARKERS,
@@ -35,7 +32,6 @@ from tests.unit.proof.story import (
     events_of,
     find,
     judged,
-    value,
 )
 
 KEY = b"key"
@@ -54,25 +50,11 @@ class OrderedStory(Story):
     def record(self, offset: int, number: int, *headers: tuple[str, bytes], committed: bool = True) -> None:
         super().record(offset, number, ("marq-ordering-key", KEY), *headers, committed=committed)
 
-    def acquire(
-        self, process: str, holder: int, offset: int, number: int, attempt: int = 1, due_ms: int | None = None,
-        *, counted: bool = True,
-    ) -> None:  # fmt: skip
-        self.said(process, "acquire", holder, [offset])
-        payload, dues_ms = Payload(1, attempt, b"q", (), value(number)), None if due_ms is None else [due_ms]
-        self.mark(Acquire(QUEUE, holder, SOURCE, [offset], LEASE_MS, offset, [payload], dues_ms, True, counted))
-        self.said(process, "commit", holder, [offset])
+    def acquire(self, process: str, holder: int, offset: int, number: int, attempt: int = 1, **columns: Any) -> None:
+        super().acquire(process, holder, offset, number, attempt, in_order=True, **columns)
 
-    def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1) -> None:
-        content = history.content(QUEUE, b"q", value(number), ())
-        self.history.add(
-            process, "ok", "deliver", group=GROUP, holder=self.name(holder), record=f"{LOG}/{offset}", queue=QUEUE,
-            attempt=attempt, content=content, log_end=self.offset, time_ms=self.time_ms,
-        )  # fmt: skip
-
-    def give_up(self, process: str, holder: int, offset: int, delay_ms: int = 0) -> None:
-        self.said(process, "release", holder, [offset])
-        self.mark(Release(QUEUE, holder, SOURCE, [offset], [delay_ms], True, ["boom"]))
+    def deliver(self, process: str, holder: int, offset: int, number: int, attempt: int = 1, **fields: object) -> None:
+        super().deliver(process, holder, offset, number, attempt, log_end=self.offset, time_ms=self.time_ms, **fields)
 
     def resume(self, offset: int, asker: int = 7) -> None:
         """A consumer asks about all messages from an offset on."""
@@ -87,20 +69,17 @@ def in_order(story: OrderedStory) -> None:
     for number in range(3):
         story.acquire("first", FIRST, number, number)
     story.deliver("first", FIRST, 0, 0)
-    story.give_up("first", FIRST, 0)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.release("first", FIRST, 0)
+    story.take("first", FIRST, 0, 0, 2)
     story.ack("first", FIRST, 0)
     story.deliver("first", FIRST, 1, 1)
     story.kill("first")
     story.resume(0)
     story.tick(LEASE_MS)
-    story.acquire("second", SECOND, 1, 1, 2)
-    story.deliver("second", SECOND, 1, 1, 2)
+    story.take("second", SECOND, 1, 1, 2)
     story.ack("second", SECOND, 1)
-    story.acquire("second", SECOND, 2, 2, 3)
-    story.deliver("second", SECOND, 2, 2, 3)
-    story.give_up("second", SECOND, 2, LAST)
+    story.take("second", SECOND, 2, 2, 3)
+    story.release("second", SECOND, 2, delay_ms=LAST)
     story.tick()
     story.fire(2, Kind.DEAD_LETTERED, 3, Cause.RELEASED)
     story.dead(2, 3)
@@ -133,11 +112,10 @@ def begin(story: OrderedStory) -> None:
 def released_too_soon(story: OrderedStory) -> None:
     """A release is not an end."""
     begin(story)
-    story.give_up("first", FIRST, 0)
+    story.release("first", FIRST, 0)
     story.deliver("first", FIRST, 1, 1)
     story.ack("first", FIRST, 1)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.take("first", FIRST, 0, 0, 2)
     story.ack("first", FIRST, 0)
 
 
@@ -146,24 +124,20 @@ def both_at_once(story: OrderedStory) -> None:
     begin(story)
     story.kill("first")
     story.resume(0)
-    story.acquire("second", SECOND, 0, 0, 2)
-    story.deliver("second", SECOND, 0, 0, 2)
+    story.take("second", SECOND, 0, 0, 2)
     story.ack("second", SECOND, 0)
-    story.acquire("second", SECOND, 1, 1)
-    story.deliver("second", SECOND, 1, 1)
+    story.take("second", SECOND, 1, 1)
     story.ack("second", SECOND, 1)
 
 
 def late_release(story: OrderedStory) -> None:
     """A release of the first attempt comes after the second one has begun; it does not end the second's flight."""
     begin(story)
-    story.give_up("first", FIRST, 0)
-    story.acquire("first", FIRST, 0, 0, 2)
-    story.deliver("first", FIRST, 0, 0, 2)
+    story.release("first", FIRST, 0)
+    story.take("first", FIRST, 0, 0, 2)
     story.mark(Release(QUEUE, FIRST, SOURCE, [0], [0], True, ["boom"]))
     story.kill("first")
-    story.acquire("second", SECOND, 0, 0, 3)
-    story.deliver("second", SECOND, 0, 0, 3)
+    story.take("second", SECOND, 0, 0, 3)
     story.ack("second", SECOND, 0)
     story.deliver("first", FIRST, 1, 1)
     story.ack("first", FIRST, 1)
@@ -191,15 +165,11 @@ def copied(story: OrderedStory, start: int = 0) -> None:
         story.history.add(LOG, "ok", "truncate", offset=start)
         story.resume(start)
     else:
-        story.give_up("first", FIRST, 0, LAST)
+        story.release("first", FIRST, 0, delay_ms=LAST)
     # Whether a handler has seen a leased message whose record is gone is unknown, so that delivery does not count.
     attempt, cause = (1, Cause.EXPIRED) if start else (2, Cause.RELEASED)
     story.tick(LEASE_MS)
-    story.fire(0, Kind.REDELIVERED, attempt, cause)
-    story.copy(1, 0, attempt)
-    story.acquire("second", SECOND, 1, 0, attempt)
-    story.deliver("second", SECOND, 1, 0, attempt)
-    story.ack("second", SECOND, 1)
+    story.redeliver(cause, attempt)
 
 
 def fired_in_place(story: OrderedStory) -> None:
@@ -208,18 +178,14 @@ def fired_in_place(story: OrderedStory) -> None:
     story.take("first", FIRST, 0, 0)
     story.kill("first")
     story.tick(2 * LEASE_MS)
-    story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
-    story.copy(1, 0, 2)
-    story.acquire("second", SECOND, 1, 0, 2)
-    story.deliver("second", SECOND, 1, 0, 2)
-    story.ack("second", SECOND, 1)
+    story.redeliver(Cause.EXPIRED)
 
 
 def same_attempt(story: OrderedStory) -> None:
     """Message 0 is delivered again without counting the first delivery."""
     story.send(0)
     story.take("first", FIRST, 0, 0)
-    story.give_up("first", FIRST, 0)
+    story.release("first", FIRST, 0)
     story.take("first", FIRST, 0, 0)
     story.ack("first", FIRST, 0)
 
@@ -255,12 +221,10 @@ def without_key(story: OrderedStory) -> None:
 def delayed(story: OrderedStory) -> None:
     """Message 0 has a delivery time, and message 1 does not wait for it."""
     due_ms = story.time_ms + 500
-    sent = {"message": "0", "queue": QUEUE, "content": history.content(QUEUE, b"q", value(0), ())}
-    story.history.add("producer", "invoke", "send", **sent)
-    story.record(0, 0, (DELIVER_AT_HEADER, b"%d" % due_ms))
-    story.history.add("producer", "ok", "send", **sent, record=f"{LOG}/0")
+    with story.sending(0, f"{LOG}/0"):
+        story.record(0, 0, (DELIVER_AT_HEADER, b"%d" % due_ms))
     story.send(1)
-    story.acquire("first", FIRST, 0, 0, due_ms=due_ms)
+    story.acquire("first", FIRST, 0, 0, dues_ms=[due_ms])
     story.take("first", FIRST, 1, 1)
     story.ack("first", FIRST, 1)
     story.tick(500)
@@ -282,11 +246,9 @@ def delayed_without_a_time(story: OrderedStory) -> None:
 
 def sent_in_another_order(story: OrderedStory) -> None:
     """Message 1 is in the log before message 0, although its sender sent message 0 first."""
-    said = {"message": "0", "queue": QUEUE, "content": history.content(QUEUE, b"q", value(0), ())}
-    story.history.add("producer", "invoke", "send", **said)
-    story.send(1)
-    story.record(2, 0)
-    story.history.add("producer", "ok", "send", **said, record=f"{LOG}/2")
+    with story.sending(0, f"{LOG}/2"):
+        story.send(1)
+        story.record(2, 0)
     for offset, number in ((1, 1), (2, 0)):
         story.take("first", FIRST, offset, number)
         story.ack("first", FIRST, offset)
@@ -407,12 +369,10 @@ def test_a_release_after_a_delivery_by_its_time_is_not_one_before_it() -> None:
         story.deliver("first", FIRST, 0, 0)
         story.history.add("nemesis", "info", "pause", target="first")
         story.tick(2 * LEASE_MS)
-        story.acquire("first", FIRST, 0, 0)
-        story.deliver("first", FIRST, 0, 0)
+        story.take("first", FIRST, 0, 0)
         story.tick()
-        story.give_up("first", FIRST, 0)
-        story.acquire("first", FIRST, 0, 0, 2)
-        story.deliver("first", FIRST, 0, 0, 2)
+        story.release("first", FIRST, 0)
+        story.take("first", FIRST, 0, 0, 2)
         story.ack("first", FIRST, 0)
 
     events = events_of(told, OrderedStory)

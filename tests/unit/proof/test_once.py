@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lab.proof import history
-from marq.wire.markers import Cause, Delay, Discard, Dispatch, Fact, Kind, Payload, Source
+from marq.wire.markers import Cause, Delay, Discard, Dispatch, Kind, Payload, Source
 from tests.unit.proof.story import (
     DEAD,
     FIRST,
@@ -53,11 +53,7 @@ class OnceStory(Story):
         self.mark(Delay(QUEUE, ASKER, LETTERS, [letter], [0], True, letter, [payload]))
         self.tick()
         self.history.events.append(history.note(DEAD, NOTE))
-        self.history.add(
-            "tracker", "invoke", "fire", holder=self.name(TRACKER), queue=QUEUE, source=DEAD, offset=letter,
-            kind="DELIVERED", attempt=1, cause="DUE", log="marq.markers/0", applied=self.offset - 1, tick=self.tick_at,
-        )  # fmt: skip
-        self.mark(Fact(Kind.DELIVERED, QUEUE, TRACKER, LETTERS, [letter], [1], [Cause.DUE]))
+        self.fire(letter, Kind.DELIVERED, 1, Cause.DUE, LETTERS)
         self.history.add("asker", "ok", "redrive", **place)
 
 

@@ -118,8 +118,8 @@ def test_of_a_request_for_any_queue_the_fact_of_one_queue_decides_nothing(told: 
             Question(QUEUE, "RESCHEDULE", asker, 24, in_time=False),
             Question(OTHER, "RESCHEDULE", asker, 24, in_time=True),
         ),
-        answers=(Told("RESCHEDULE", asker, "DONE", 27, 3),),
-        told=(Told("RESCHEDULE", asker, told, 0, 4),),
+        answers=(Told("RESCHEDULE", asker, "DONE", 27),),
+        told=(Told("RESCHEDULE", asker, told),),
     )
     report = Report()
 
