@@ -68,6 +68,17 @@ _COUNTS = (
 )  # fmt: skip
 
 
+def records_of(messages: DataFrame, *columns: str) -> DataFrame:
+    """Return some columns of messages, and the place of each of their records."""
+    records = messages.select(*columns, F.explode("deliveries").alias("delivery"))
+    return records.select(*columns, *[f"delivery.{name}" for name in PLACE])
+
+
+def acked_at_once() -> Column:
+    """Return whether a message was acked at its only delivery; only a copy of an aborted transaction can follow."""
+    return F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
+
+
 def came_from_elsewhere() -> Column:
     """Return whether a message was redriven from another queue; also true if its first record was read earlier."""
 

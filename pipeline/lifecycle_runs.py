@@ -25,7 +25,7 @@ from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
 from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
-from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
+from pipeline.lifecycle import LIFECYCLE, acked_at_once, came_from_elsewhere, lifecycle, records_of
 from pipeline.record_parts import (
     HAS_ID,
     KEY,
@@ -178,8 +178,7 @@ class Run:
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
             return []
-        rows = self._lake.files(_OPEN_PARTS, [self._before["open"]])
-        return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
+        return [self._lake.files(_OPEN_PARTS, [self._before["open"]]).select(F.inline(_CARRIED))]
 
     def _missed(self, subscriptions: Subscriptions, marks: list[Mark]) -> list[DataFrame]:
         """Return the records that earlier runs skipped for a queue, or read before it named their topic."""
@@ -279,9 +278,7 @@ class Run:
     def _save(self, rows: DataFrame, place: str, clocks: list[Activity]) -> None:
         newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms, *_ in clocks), default=0)))
         quiet = F.col("last_at") + F.expr(GRACE) < newest
-        # Only a copy of an aborted transaction can follow an ack.
-        plain = F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
-        closed = ~F.col("open") & (F.size("pending") == 0) & (plain | quiet)
+        closed = ~F.col("open") & (F.size("pending") == 0) & (acked_at_once() | quiet)
         marked = rows.withColumn("closed", F.coalesce(closed, F.lit(False))).withColumn("date", F.to_date("sent_at"))
         marked = marked.withColumn(_CARRIED, F.when(~F.col("closed"), F.col(_CARRIED)))
         marked.write.partitionBy("closed", "date").parquet(place)
@@ -388,9 +385,8 @@ def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
 
 def _places(rows: DataFrame, subscriptions: Subscriptions) -> DataFrame:
     """Return the records of some messages: their keys, and the ids and queues of the messages."""
-    records = rows.select(*_MESSAGE, F.explode("deliveries").alias("delivery"))
-    subscription = subscriptions.of(F.col("queue"), F.col("delivery.topic")).alias("subscription")
-    return records.select(*[f"delivery.{name}" for name in PLACE], subscription, *_MESSAGE)
+    subscription = subscriptions.of(F.col("queue"), F.col("topic"))
+    return records_of(rows, *_MESSAGE).withColumn("subscription", subscription)
 
 
 def _matching(closed: DataFrame, strange: DataFrame, subscriptions: Subscriptions) -> DataFrame:

@@ -224,6 +224,11 @@ def added_up(*frames: DataFrame) -> DataFrame:
     return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
 
 
+def message_id() -> Column:
+    """Return the id of the message of a row of parts: the place of its record, unless that is a copy."""
+    return F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", F.concat_ws("/", *PLACE))
+
+
 def names_of(part: str) -> list[str]:
     """Return the names of the fields of a part that is a struct."""
     kind = PARTS[part].dataType
