@@ -17,6 +17,7 @@ A RESCHEDULE or CANCEL that names no queue is about the messages of all queues a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -106,6 +107,9 @@ class Subscriptions:
         told = [Subscription(*mark[:2]) for mark in marks if names.is_senders_topic(mark[1])]
         by_pair = {(subscription.queue, subscription.topic): subscription for subscription in [*told, *known]}
         self._all = [by_pair[pair] for pair in sorted(by_pair)]
+        #: Topic and queue of each, and the topics of several queues.
+        self._pairs = [(subscription.topic, subscription.queue) for subscription in self._all]
+        self._shared = sorted(topic for topic, count in Counter(topic for topic, _ in self._pairs).items() if count > 1)
 
     def document(self) -> list[list[Any]]:
         """Return queue, topic and whether it is current, of each."""
@@ -119,10 +123,7 @@ class Subscriptions:
         """Return a row for each queue of each record, with its ``queue`` and ``subscription``."""
         if not self._all:
             return messages.withColumn("subscription", F.lit(""))
-        pairs = self._spark.createDataFrame(
-            [(subscription.topic, subscription.queue) for subscription in self._all],
-            "topic string, subscription string",
-        )
+        pairs = self._spark.createDataFrame(self._pairs, "topic string, subscription string")
         rows = messages.join(F.broadcast(pairs), "topic", "left")
         queue, subscription = F.coalesce("subscription", "queue"), F.coalesce("subscription", F.lit(""))
         return rows.withColumns({"queue": queue, "subscription": subscription})
@@ -132,24 +133,18 @@ class Subscriptions:
 
         ``holders`` are those of :meth:`holders`: they give the queue of an ACK. A request becomes a row for each queue.
         """
-        topics: dict[str, list[str]] = {}
-        for subscription in self._all:
-            topics.setdefault(subscription.topic, []).append(subscription.queue)
         rows = markers.withColumn("subscription", self.of(F.col("queue"), F.col("topic")))
-        if not topics:
+        if not self._all:
             return rows
-        kind, unnamed = F.col("kind"), F.col("queue") == ""
-        mixed = F.when((kind == "ACK") & unnamed, F.col("topic"))
-        asked = F.when(kind.isin(*_REQUESTS) & unnamed, F.col("topic"))
-        rows = rows.withColumns({"mixed": mixed, "asked": asked})
-        pairs = [(topic, queue) for topic, queues in topics.items() for queue in queues]
-        every = self._spark.createDataFrame(pairs, "asked string, each string")
-        rows = rows.join(F.broadcast(every), "asked", "left")
-        single = [(topic, queues[0]) for topic, queues in topics.items() if len(queues) == 1]
-        only = self._spark.createDataFrame(single, "mixed string, only string")
-        rows = rows.join(F.broadcast(only), "mixed", "left")
-        queues = [F.col("each"), F.col("only")]
+        topic, unnamed = F.col("topic"), F.col("queue") == ""
+        is_ack, is_request = (F.col("kind") == "ACK") & unnamed, F.col("kind").isin(*_REQUESTS) & unnamed
+        # An ACK of a topic of one queue is about that queue's message.
+        asked = F.when(is_request | (is_ack & ~topic.isin(self._shared)), topic)
+        every = self._spark.createDataFrame(self._pairs, "asked string, each string")
+        rows = rows.withColumn("asked", asked).join(F.broadcast(every), "asked", "left")
+        queues = [F.col("each")]
         if holders is not None:
+            rows = rows.withColumn("mixed", F.when(is_ack, topic))
             rows = rows.join(F.broadcast(holders), ["mixed", "holder"], "left")
             queues.append(F.col("held_for"))
         return rows.withColumn("subscription", F.coalesce(*queues, "subscription")).select(
@@ -161,15 +156,13 @@ class Subscriptions:
 
         A holder serves one group, and the queues of a group have different topics. ``carried`` are rows of parts.
         """
-        topics = [subscription.topic for subscription in self._all]
-        shared = sorted({topic for topic in topics if topics.count(topic) > 1})
-        if not shared:
+        if not self._shared:
             return None
         acquired = markers.where(F.col("kind") == "ACQUIRE").select("topic", "holder", F.col("queue").alias("held_for"))
         for parts in carried:
             for name in ("acquired", "acquired_last"):
                 acquired = acquired.union(parts.select("topic", f"{name}.holder", "subscription"))
-        rows = acquired.where(F.col("topic").isin(shared) & F.col("holder").isNotNull())
+        rows = acquired.where(F.col("topic").isin(self._shared) & F.col("holder").isNotNull())
         return rows.groupBy(F.col("topic").alias("mixed"), "holder").agg(F.min("held_for").alias("held_for"))
 
     def reading(
