@@ -78,7 +78,7 @@ PARTS = StructType(
     [
         *columns("topic string, partition long, offset long, subscription string").fields,
         *[
-            StructField(name, columns(kind) if " " in kind else columns(f"x {kind}")["x"].dataType)
+            StructField(name, columns(kind)) if " " in kind else columns(f"{name} {kind}")[name]
             for name, (_, kind, *_) in _COLUMNS.items()
         ],
     ]
