@@ -266,10 +266,10 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "wait_until",
         F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
         F.col("death.reason").alias("reason"),
-        count["deaths"].alias("deaths"),
+        count["deaths"].alias("dead_letters"),
         # Counted by the fact: the dead letter exists even if an ack came before its fact.
         _count(F.col("fact.kind") == "DEAD_LETTERED").alias("died"),
-        _count(end["kind"] == "REDELIVERED").alias("redelivered"),
+        _count(end["kind"] == "REDELIVERED").alias("redeliveries"),
         _count(F.col("redriven")).alias("redrives"),
         # Each copy has a fact with the same attempt, so their counts and sums of attempts are equal.
         _count(F.col("fact.kind").isin(*_COPIES)).alias("copy_facts"),

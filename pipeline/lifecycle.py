@@ -64,7 +64,7 @@ _ENDED = (
     "lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated", "message_expired",
 )  # fmt: skip
 _COUNTS = (
-    "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
+    "dead_letters", "died", "redeliveries", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
 
 
@@ -119,8 +119,6 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
             "pending": F.array_compact(F.concat("own_pending", F.array(*pending))),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
             "deliveries": F.transform("told", lambda record: record["delivery"]),
-            "redeliveries": F.col("redelivered"),
-            "dead_letters": F.col("deaths"),
         }
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]

@@ -104,9 +104,7 @@ CREATE OR REPLACE MACRO table_query(name, columns) AS (
             'SELECT COLUMNS(lambda name: name <> ''parts'') FROM read_parquet(['
             || list_aggregate(['''' || replace(file, '''', '''''') || '''' FOR file IN any_value(files)], 'string_agg', ', ')
             || '], union_by_name = true, hive_partitioning = false)'
-        WHEN name IN ('markers', 'messages', 'dead_letters') THEN
-            'SELECT unnest(NULL::STRUCT(' || columns || ')[], max_depth := 2)'
-        WHEN name IN (SELECT stream FROM last_commits) THEN
+        WHEN name IN ('markers', 'messages', 'dead_letters') OR name IN (SELECT stream FROM last_commits) THEN
             'SELECT unnest(NULL::STRUCT(' || columns || ')[], max_depth := 2)'
         ELSE
             'SELECT unnest([NULL::STRUCT(' || columns || ')], max_depth := 2) WHERE error('''
