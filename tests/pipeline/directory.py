@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,9 +45,9 @@ class Directory:
     #: Properties of the rounds' commits.
     first: Offsets = field(default_factory=dict)
     begins: Offsets = field(default_factory=dict)
-    held_back: Sequence[str] = ()
-    without_dead_letters: Sequence[str] = ()
-    without_order: Sequence[str] = ()
+    held_back: Collection[str] = ()
+    without_dead_letters: Collection[str] = ()
+    without_order: Collection[str] = ()
     backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
     paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False

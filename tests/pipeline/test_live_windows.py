@@ -148,14 +148,8 @@ def test_the_same_records_give_the_same_rows_as_stats_in_several_runs_with_crash
 def test_worlds_under_faults_that_are_cut_into_rounds_give_the_same_rows_as_stats(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    worlds = Worlds()
-    for seed in range(200, 212):
-        worlds.add(seed)
-    found = Directory(
-        spark, tmp_path, worlds.first, worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters), without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-    )  # fmt: skip
+    worlds = Worlds.of(*range(200, 212))
+    found = worlds.directory(spark, tmp_path)
     whole = worlds.tables(spark)
     newest = max(row["logged_at"] for row in whole.markers.to_pylist())
     for tables in cut(whole, random.Random(5), 3):

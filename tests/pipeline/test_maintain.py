@@ -66,19 +66,8 @@ def rounds(tables: Tables, count: int) -> Iterator[Tables]:
 @pytest.fixture(scope="module")
 def grown(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
     """A directory after several rounds, each with a run of the lifecycle; one more round is still to be processed."""
-    worlds = Worlds()
-    for seed in SEEDS:
-        worlds.add(seed)
-    directory = Directory(
-        spark,
-        tmp_path_factory.mktemp("grown"),
-        first=worlds.first,
-        begins=worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters),
-        without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-        dated=True,
-    )
+    worlds = Worlds.of(*SEEDS)
+    directory = worlds.directory(spark, tmp_path_factory.mktemp("grown"), dated=True)
     *earlier, last = rounds(worlds.tables(spark), ROUNDS + 1)
     for tables in earlier:
         directory.bring(tables)
@@ -514,16 +503,7 @@ def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_pat
     worlds = Worlds()
     for seed in range(20, 32):
         worlds.add(seed, Plan(without=LOSSES, ids=seed % 2 == 0))
-    directory = Directory(
-        spark,
-        tmp_path,
-        first=worlds.first,
-        begins=worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters),
-        without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-        dated=True,
-    )
+    directory = worlds.directory(spark, tmp_path, dated=True)
     directory.bring(worlds.tables(spark))
     lake = directory.lake
     Run(spark, lake).take()
