@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pipeline.lake import ROUNDS, Lake
+from pipeline.lifecycle_runs import Run
 from pipeline.subscriptions import Subscription
-from pipeline.tables import DAYS, STREAMS
+from pipeline.tables import DAYS, LIFECYCLE_TABLE, STREAMS
 
 Offsets = dict[str, dict[str, int]]
 
@@ -72,6 +73,12 @@ class Directory:
         dates = pc.strftime(rows[day_of], format="%Y-%m-%d")
         for date in dates.unique().to_pylist():
             yield f"date={date}", rows.filter(pc.equal(dates, date))
+
+    def lifecycle(self, tables: Tables) -> DataFrame:
+        """Add a round with some rows, run ``lifecycle``, and return its table."""
+        self.bring(tables)
+        Run(self.spark, self.lake).take()
+        return self.lake.read(LIFECYCLE_TABLE)
 
     def bring(self, tables: Tables) -> None:
         """Add a round with some rows."""

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import MESSAGES_TOPIC, Log, at
 
@@ -34,9 +33,7 @@ class Lines(Log):
 def told(directory: Directory, log: Log) -> dict[str, tuple[list[str], list[str]]]:
     """Ingest a log; return the differences and the pending ones of each message that has some."""
     log.say("TICK", None, 2_000, None, queue=None)
-    directory.bring(log.tables())
-    Run(directory.spark, directory.lake).take()
-    rows = directory.lake.read(TABLE).collect()
+    rows = directory.lifecycle(log.tables()).collect()
     return {row.id: (row.differences, row.pending) for row in rows if row.differences or row.pending}
 
 

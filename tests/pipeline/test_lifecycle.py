@@ -68,13 +68,9 @@ def test_what_consumers_read_behind_an_open_transaction_is_no_difference(spark: 
     late.markers[0]["log_offset"] = 3
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}}, held_back=[f"{MESSAGES_TOPIC}/0"])
 
-    directory.bring(log.tables())
-    Run(spark, directory.lake).take()
-    [before] = directory.lake.read(TABLE).collect()
+    [before] = directory.lifecycle(log.tables()).collect()
     directory.held_back = []
-    directory.bring(late.tables())
-    Run(spark, directory.lake).take()
-    [after] = directory.lake.read(TABLE).collect()
+    [after] = directory.lifecycle(late.tables()).collect()
 
     assert (before.id, before.differences) == (id_, [])
     assert before.pending == [f"acquired, but the record does not exist: {id_}"]
@@ -90,11 +86,9 @@ def test_requests_alone_do_not_show_that_a_message_was_lost(spark: SparkSession,
     log.say("RENEW", 8, 3, lease_ms=LEASE_MS)
     log.say("TICK", None, 2_000, None, queue=None)
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
-    directory.bring(log.tables())
 
-    Run(spark, directory.lake).take()
+    differences = {row.id: row.differences for row in directory.lifecycle(log.tables()).collect()}
 
-    differences = {row.id: row.differences for row in directory.lake.read(TABLE).collect()}
     assert differences == {f"{MESSAGES_TOPIC}/0/7": [], f"{MESSAGES_TOPIC}/0/8": ["the first record is missing"]}
 
 

@@ -70,8 +70,7 @@ def grown(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Dire
     directory = worlds.directory(spark, tmp_path_factory.mktemp("grown"), dated=True)
     *earlier, last = rounds(worlds.tables(spark), ROUNDS + 1)
     for tables in earlier:
-        directory.bring(tables)
-        Run(spark, directory.lake).take()
+        directory.lifecycle(tables)
     directory.bring(last)
     return directory
 
@@ -504,9 +503,8 @@ def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_pat
     for seed in range(20, 32):
         worlds.add(seed, Plan(without=LOSSES, ids=seed % 2 == 0))
     directory = worlds.directory(spark, tmp_path, dated=True)
-    directory.bring(worlds.tables(spark))
+    directory.lifecycle(worlds.tables(spark))
     lake = directory.lake
-    Run(spark, lake).take()
     before = messages(lake)
 
     for share in (0.3, 0.7):
@@ -563,9 +561,8 @@ def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> 
     log = told()[0]
     log.say("TICK", None, 5_000, None, queue=None)
     directory = told_directory(spark, tmp_path)
-    directory.bring(log.tables())
+    directory.lifecycle(log.tables())
     lake = directory.lake
-    Run(spark, lake).take()
     before = messages(lake)
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(10_000)) + DAY_MS)
@@ -607,9 +604,8 @@ def test_messages_with_one_deduplication_id_go_together(
 ) -> None:
     """Without the first one, the second one would count as accepted and overdue."""
     directory = told_directory(spark, tmp_path)
-    directory.bring(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
+    directory.lifecycle(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
     lake = directory.lake
-    Run(spark, lake).take()
     assert [row.state for _, row in sorted(messages(lake).items())] == ["acked", "deduplicated", "acked"]
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(before_s)) + DAY_MS)
@@ -637,9 +633,8 @@ def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
     directory = told_directory(
         spark, tmp_path, first={"own": {"0": 0}}, begins={"own": {"0": begin}}, subscriptions=subscriptions
     )
-    directory.bring(log.tables())
+    directory.lifecycle(log.tables())
     lake = directory.lake
-    Run(spark, lake).take()
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(4_000)) + DAY_MS)
 

@@ -14,7 +14,7 @@ from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 from marq.wire.names import incarnation
 from pipeline.audit import balanced, judged, verdict
-from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE
 from pipeline.subscriptions import Subscription
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import LETTERS_TOPIC, MESSAGES_TOPIC, Log, at
@@ -72,9 +72,7 @@ def states(directory: Directory, log: Orders, seconds: float = 2_000) -> dict[tu
     """Ingest a log; return the state of each message by queue and id."""
     for now in (0, seconds):
         log.say("TICK", None, now, None, queue=None)
-    directory.bring(log.tables())
-    Run(directory.spark, directory.lake).take()
-    rows = directory.lake.read(TABLE).collect()
+    rows = directory.lifecycle(log.tables()).collect()
     found = {(row.queue, row.id): row.state for row in rows}
     assert len(found) == len(rows)
     return found

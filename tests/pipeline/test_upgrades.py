@@ -62,8 +62,7 @@ def test_a_table_with_other_parts_or_rules_is_computed_again(spark: SparkSession
     """Messages that are carried forward would keep what they had by the former rules."""
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
     lake = directory.lake
-    directory.bring(story()[0].tables())
-    Run(spark, lake).take()
+    directory.lifecycle(story()[0].tables())
     commit = lake.last_commit(TABLE)
     assert commit is not None
     lake.publish(TABLE, commit["batch"], {}, {**commit, "basis": {**commit["basis"], name: None}})
@@ -81,8 +80,7 @@ def test_releases_before_an_upgrade_are_no_duplicates(spark: SparkSession, tmp_p
     first, second, third = story()
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}})
     lake = directory.lake
-    directory.bring(first.tables())
-    Run(spark, lake).take()
+    directory.lifecycle(first.tables())
     former = of_an_earlier_release(spark, lake)
 
     directory.bring(second.tables())
@@ -96,6 +94,5 @@ def test_releases_before_an_upgrade_are_no_duplicates(spark: SparkSession, tmp_p
     assert said[0] == "computing all messages again, because an earlier release wrote the table"
     assert all(lake.exists(place) for place in former), "readers may still use these"
 
-    directory.bring(third.tables())
-    assert Run(spark, lake).take() == {"messages": 3}
+    assert directory.lifecycle(third.tables()).count() == 3
     assert not any(lake.exists(place) for place in former)

@@ -38,10 +38,7 @@ def worlds(spark: SparkSession) -> tuple[Worlds, Tables]:
 
 
 def verdict(spark: SparkSession, path: Path, worlds: Worlds, tables: Tables) -> Row:
-    directory = worlds.directory(spark, path)
-    directory.bring(tables)
-    Run(spark, directory.lake).take()
-    return audit.verdict(judged(directory.lake.read(TABLE)), drained=True)
+    return audit.verdict(judged(worlds.directory(spark, path).lifecycle(tables)), drained=True)
 
 
 def test_of_runs_under_faults_in_which_nothing_is_lost_nothing_is_wrong(
