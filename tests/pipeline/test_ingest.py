@@ -38,6 +38,7 @@ from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
 from tests.client.waiting import wait_until
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace, Place, ingest
+from tests.pipeline.processes import Killed
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
@@ -286,10 +287,6 @@ def test_other_readers_see_times_in_utc_also_those_of_the_year_9999(ingested: In
 
     assert {field.type for field in times.schema} == {pa.timestamp("us", tz="UTC")}
     assert max(filter(None, times["deliver_at"].to_pylist())) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
-
-
-class Killed(Exception):
-    """Simulates kill -9: nothing is cleaned up."""
 
 
 @pytest.mark.verify
