@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
-from tests.pipeline.directory import Tables, arrow
+from tests.pipeline.directory import Directory, Tables, arrow
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 MESSAGES_TOPIC, LETTERS_TOPIC = "marq.messages", "marq.dead-letters"
@@ -48,6 +51,11 @@ class Log:
 
     def tables(self) -> Tables:
         return Tables(arrow(self.markers, MARKERS), arrow(self.messages, MESSAGES), arrow(self.letters, DEAD_LETTERS))
+
+
+def directory_for(spark: SparkSession, path: Path, *, dated: bool = False) -> Directory:
+    """Return a directory for the stories: retention has removed a record since the first ingest."""
+    return Directory(spark, path, {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}}, dated=dated)
 
 
 def told() -> tuple[Log, dict[str, dict[str, Any]]]:

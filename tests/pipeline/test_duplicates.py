@@ -10,11 +10,11 @@ from pyspark.sql import SparkSession
 
 from pipeline.audit import balanced, judged
 from pipeline.audit import verdict as audited
-from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.record_parts import Id
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, Log
 
-pytestmark = [pytest.mark.verify, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 WINDOW_S = 300
 
 
@@ -42,17 +42,42 @@ def story() -> list[Log]:
     return [first, second]
 
 
+@pytest.mark.verify
 def test_a_duplicate_is_neither_lost_nor_open_and_others_with_its_id_are(spark: SparkSession, tmp_path: Path) -> None:
     directory = Directory(spark, tmp_path)
     for log in story():
-        directory.bring(log.tables())
-        Run(spark, directory.lake).take()
+        table = directory.lifecycle(log.tables())
 
-    rows = {row.id: row for row in directory.lake.read(TABLE).collect()}
+    rows = {row.id: row for row in table.collect()}
     states = {number: rows[f"{DRAWN}/0/{number}"].state for number in range(5)}
     assert states == {0: "acked", 1: "deduplicated", 2: "deduplicated", 3: "delayed", 4: "delayed"}
-    found = audited(judged(directory.lake.read(TABLE)))
+    found = audited(judged(table))
     [counts] = found["queues"].values()
     assert (counts["sent"], counts["deduplicated"], counts["lost"], counts["differences"]) == (5, 2, 0, 2)
     assert balanced(counts)
     assert {message["id"] for message in found["wrong"]} == {f"{DRAWN}/0/3", f"{DRAWN}/0/4"}
+
+
+@pytest.mark.parametrize(
+    ("windows", "dropped"),
+    [
+        # A dropped message does not extend the window.
+        ((5, 5), [False, True, False, True, False]),
+        # The first window may have been the longer one, or the second one.
+        ((3, 5), [False, True, True, True, True]),
+        ((0, 5), [False, True, True, True, True]),
+    ],
+)
+def test_a_message_may_be_dropped_within_the_window_of_one_that_may_be_accepted(
+    windows: tuple[int, int], dropped: list[bool]
+) -> None:
+    id_ = Id()
+
+    assert [id_.may_drop(now, False, *windows) for now in (0, 4, 8, 12, 16)] == dropped
+
+
+def test_a_message_with_a_fact_was_accepted_although_an_earlier_one_is_unknown() -> None:
+    id_ = Id()
+
+    # The first one was a duplicate of a message before the first ingest.
+    assert [id_.may_drop(now, now == 4, 5, 5) for now in (0, 4, 8, 9)] == [False, False, True, False]

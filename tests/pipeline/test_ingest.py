@@ -30,11 +30,11 @@ from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
-from pipeline.ingest import Ingest
+from pipeline.ingest import Ingest, _share
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import ROUNDS, Lake
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import CORRUPT, STREAMS
 from tests.client.waiting import wait_until
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace, Place, ingest
@@ -44,8 +44,6 @@ from tests.unit.core.batches import ack, acquire, release
 pytestmark = pytest.mark.timeout(900)
 #: Within the retention of a new topic.
 NOW_MS = time.time_ns() // 1_000_000
-TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
-STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
 
 
 @pytest.fixture
@@ -61,8 +59,8 @@ def lake(spark: SparkSession, data: Path) -> Lake:
 
 def table(lake: Lake, name: str) -> DataFrame:
     """Return a table according to its commits."""
-    last = lake.last_commit(STREAMS[name])
-    return lake.table(name, TABLES[name], -1 if last is None else last["batch"])
+    last = lake.last_commit("markers" if name == "corrupt" else name)
+    return lake.table(name, {**STREAMS, "corrupt": CORRUPT}[name], -1 if last is None else last["batch"])
 
 
 def by_place(lake: Lake, name: str = "messages") -> dict[Place, Row]:
@@ -335,6 +333,13 @@ def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> N
         assert len({*by_commits}) == len(by_commits) == count
         assert sorted(tuple(row[column] for column in key) for row in plain) == by_commits
         assert all(file.stat().st_size for file in (data / name).rglob("*.parquet"))
+
+
+def test_a_batch_has_the_same_part_of_each_partition_and_at_least_one_record() -> None:
+    ranges = {"a": {"0": (10, 110), "1": (0, 1)}, "b": {"0": (0, 900)}}
+
+    assert _share(ranges, 100) == {"a": {"0": (10, 19), "1": (0, 1)}, "b": {"0": (0, 89)}}
+    assert _share(ranges, 2_000) == ranges
 
 
 @pytest.mark.verify

@@ -30,7 +30,7 @@ from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.namespace import Namespace, ingest
 from tests.pipeline.processes import Killed, kill_when
-from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, directory_for, told
 from tests.pipeline.test_ingest import assert_each_record_once, made
 from tests.pipeline.test_views import opened
 from tests.pipeline.worlds import LOSSES, Worlds
@@ -527,17 +527,11 @@ def test_whenever_a_removal_is_killed_a_rerun_removes_the_same(
     assert kills > 20
 
 
-def told_directory(spark: SparkSession, path: Path, **properties: Any) -> Directory:
-    """Return the stories, and of which the lifecycle knows."""
-    topics: dict[str, Any] = {"first": {MESSAGES_TOPIC: {"0": -1}}, "begins": {MESSAGES_TOPIC: {"0": 0}}}
-    return Directory(spark, path, **{**topics, "dated": True, **properties})
-
-
 def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> None:
     """Of the stories, messages that are open, lost or different stay, and dead letters, which can be redriven."""
     log = told()[0]
     log.say("TICK", None, 5_000, None, queue=None)
-    directory = told_directory(spark, tmp_path)
+    directory = directory_for(spark, tmp_path, dated=True)
     directory.lifecycle(log.tables())
     lake = directory.lake
     before = messages(lake)
@@ -580,7 +574,7 @@ def test_messages_with_one_deduplication_id_go_together(
     spark: SparkSession, tmp_path: Path, before_s: int, left: list[int]
 ) -> None:
     """Without the first one, the second one would count as accepted and overdue."""
-    directory = told_directory(spark, tmp_path)
+    directory = directory_for(spark, tmp_path, dated=True)
     directory.lifecycle(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
     lake = directory.lake
     assert [row.state for _, row in sorted(messages(lake).items())] == ["acked", "deduplicated", "acked"]
@@ -607,8 +601,8 @@ def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
     for row in log.messages:
         row.update(topic="own", queue=None)
     subscriptions = [Subscription("q", "own", current=True)]
-    directory = told_directory(
-        spark, tmp_path, first={"own": {"0": 0}}, begins={"own": {"0": begin}}, subscriptions=subscriptions
+    directory = Directory(
+        spark, tmp_path, {"own": {"0": 0}}, {"own": {"0": begin}}, subscriptions=subscriptions, dated=True
     )
     directory.lifecycle(log.tables())
     lake = directory.lake
