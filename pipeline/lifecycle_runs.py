@@ -72,14 +72,14 @@ _KEPT = ("marks", "purges", "begins")
 #: An additional column of open messages.
 _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
-_DATE = StructField("date", DateType())
-#: The rows of a run, as staged.
-_STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
+#: The rows of closed messages, and those of a run, as staged.
+_ROWS = StructType([*LIFECYCLE.fields, StructField("date", DateType())])
+_STAGED = StructType([*_ROWS.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType())])
 #: Raise it if the computation of parts or columns changes, but not their names.
 RULES = 3
 #: The part of a commit that says what its table was computed from.
 BASIS = {
-    "schema": StructType([*LIFECYCLE.fields, _DATE]).jsonValue(),
+    "schema": _ROWS.jsonValue(),
     "basis": {"parts": PARTS.jsonValue(), "rules": RULES},
 }
 #: Columns that identify a message.
@@ -258,7 +258,8 @@ class Run:
         replaced = {}
         for index, place in enumerate(self._before["closed"]):
             if any(f"/{place}/" in row.file for row in reopened):
-                left = _of(self._dated(f"{self._lake.path}/{place}"), gone, "left_anti")
+                former = self._spark.read.schema(_ROWS).parquet(f"{self._lake.path}/{place}")
+                left = _of(former, gone, "left_anti")
                 left.write.partitionBy("date").parquet(f"{stage}/former-{index}")
                 replaced[place] = f"former-{index}"
         return replaced
@@ -270,10 +271,6 @@ class Run:
             return False
         records = self._lake.table("messages", MESSAGES, self._before["last"]["messages"])
         return not records.join(F.broadcast(places), list(PLACE), "left_semi").isEmpty()
-
-    def _dated(self, path: str) -> DataFrame:
-        """Read rows that are partitioned by date; if no row has one, Spark does not know the column's type."""
-        return self._spark.read.parquet(path).withColumn("date", F.col("date").cast("date"))
 
     def _save(self, rows: DataFrame, place: str, clocks: list[Activity]) -> None:
         newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms, *_ in clocks), default=0)))
