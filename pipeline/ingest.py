@@ -42,7 +42,7 @@ from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DAYS, LAST_MS, STREAMS
+from pipeline.tables import CORRUPT, DAYS, LAST_MS
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
@@ -134,7 +134,7 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
-        self._lake.check_commits(STREAMS)
+        self._lake.check_commits()
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         self.unread = {}

@@ -21,7 +21,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
-from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
+from marq.settings.client import MEMORY_SCHEME, OAUTHBEARER, ClientSettings
 from marq.settings.topic_configs import LIMIT
 from marq.wire.names import Names
 from pipeline.errors import PipelineError, root_cause, sentence
@@ -50,8 +50,8 @@ Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | Non
 class Connection:
     """Where the cluster is, how to log in, and the names of a namespace on it."""
 
-    bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
-    names: Names = field(default_factory=Names)
+    bootstrap_servers: str
+    names: Names
     #: Kafka's own settings for TLS and login.
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
 

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pipeline.errors import PipelineError, root_cause
-from pipeline.tables import FORMAT, LIFECYCLE_TABLE, LIVE_TABLE
+from pipeline.tables import FORMAT, LIFECYCLE_TABLE, LIVE_TABLE, STREAMS
 
 _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
@@ -124,13 +124,13 @@ class Lake:
         names = self.names(f"{_COMMITS}/{stream}")
         return json.loads(self._text(f"{_COMMITS}/{stream}/{names[-1]}")) if names else None
 
-    def check_commits(self, streams: Collection[str]) -> None:
+    def check_commits(self) -> None:
         """Raise PipelineError if commits were deleted: a stream without them would append all of its records again.
 
         A process that died before a commit has left at most one batch, which the next one replaces.
         """
         # Not those of other tables: a job may be replacing them.
-        known = {*streams, ROUNDS, LIFECYCLE_TABLE, LIVE_TABLE}.intersection(self.names(_COMMITS))
+        known = {*STREAMS, ROUNDS, LIFECYCLE_TABLE, LIVE_TABLE}.intersection(self.names(_COMMITS))
         commits = {name: self.last_commit(name) or {} for name in known}
         reached = {name: commit.get("batch", -1) for name, commit in commits.items()}
         expected = [
@@ -138,7 +138,7 @@ class Lake:
             for name, commit in commits.items()
             for stream, batch in {**commit.get("last", {}), ROUNDS: commit.get("round", -1)}.items()
         ]
-        for stream in streams:
+        for stream in STREAMS:
             batch = reached.get(stream, -1) + 2
             if stream not in reached:
                 # After maintain, the first batches have the number of a later one.

@@ -98,9 +98,7 @@ class Subscription:
 class Subscriptions:
     """All subscriptions of a namespace: those that ``ingest`` found in definitions, and those in markers."""
 
-    def __init__(
-        self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark] = ()
-    ) -> None:
+    def __init__(self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark]) -> None:
         self._spark = spark
         self._names = names
         # Definitions are read before the markers, and may have been compacted.
@@ -166,7 +164,7 @@ class Subscriptions:
         return rows.groupBy(F.col("topic").alias("mixed"), "holder").agg(F.min("held_for").alias("held_for"))
 
     def reading(
-        self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]], purges: Iterable[PurgeEnd] = ()
+        self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]], purges: Iterable[PurgeEnd]
     ) -> DataFrame:
         """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
         purged = {(queue, topic, partition): (end, at_ms) for queue, topic, partition, end, at_ms in purges}

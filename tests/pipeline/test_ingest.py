@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
-from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.settings.definitions import quarantine_key
@@ -42,6 +41,7 @@ from tests.pipeline.processes import Killed
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
+IN_2024 = datetime(2024, 1, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
 #: Within the retention of a new topic.
 NOW_MS = time.time_ns() // 1_000_000
 
@@ -65,10 +65,6 @@ def table(lake: Lake, name: str) -> DataFrame:
 
 def by_place(lake: Lake, name: str = "messages") -> dict[Place, Row]:
     return {(row.topic, row.partition, row.offset): row for row in table(lake, name).collect()}
-
-
-def day(year: int, month: int = 1) -> datetime:
-    return datetime(year, month, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
 
 
 class Ingested(NamedTuple):
@@ -122,7 +118,7 @@ def messages_of(made: Namespace) -> dict[Place, dict[str, Any]]:
         of(("marq-id", b"")): {"id": None},
         of(("marq-id", b"\xff")): {"id": "\ufffd"},
         of(("marq-error", b"a\xffb")): {"error": "a\ufffdb"},
-        of(("marq-first-sent", b"1704067200000")): {"first_sent_at": day(2024)},
+        of(("marq-first-sent", b"1704067200000")): {"first_sent_at": IN_2024},
         of(("marq-first-sent", b"99999999999999999999")): {"first_sent_at": None},
         of(("marq-deliver-at", b"253402300799999")): {"deliver_at": datetime(9999, 12, 31, 23, 59, 59, 999000)},  # noqa: DTZ001
         of(("marq-deliver-at", b"253402300800000")): {"deliver_at": None},
@@ -163,7 +159,7 @@ def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingeste
     origins = {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()}
     assert origins == ingested.dead_letters
     first = found[next(iter(origins))]
-    assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", day(2024), 5)
+    assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", IN_2024, 5)
 
 
 def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
@@ -219,8 +215,7 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
     # Records that are gone are not those of a queue that names the topic later.
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"change:late")
-    [deleted] = made.admin.delete_records([TopicPartition(own, 1, 1)]).values()
-    deleted.result(30)
+    made.delete_records(own, 1, partition=1)
     assert command("ingest").out.startswith("ingested 0 markers, 0 corrupt, 0 messages, 0 dead_letters in ")
     assert [(subscription.queue, subscription.since) for subscription in found()] == [
         ("former", since), ("late", {"0": 0, "1": 1}), ("reports", since),
@@ -293,7 +288,7 @@ def test_after_a_death_at_any_step_the_next_round_leaves_each_record_once(
 ) -> None:
     made.mark(*[acquire([number]) for number in range(6)])
     made.write(made.names.markers, b"garbage")
-    made.many(made.names.messages, [b"v"] * 6)
+    made.send(6)
     lake = Lake(spark, str(tmp_path / "data"))
     steps = ("stage", "rename", "write_text", "delete")
     lots = random.Random(3)
@@ -403,11 +398,6 @@ def delete(made: Namespace, topic: str) -> None:
     wait_until(lambda: topic not in made.admin.list_topics(timeout=30).topics)
 
 
-def delete_records(made: Namespace, topic: str, before: int, partition: int = 0) -> None:
-    [gone] = made.admin.delete_records([TopicPartition(topic, partition, before)]).values()
-    gone.result(30)
-
-
 @pytest.mark.verify
 def test_one_topic_or_record_does_not_stop_the_others(
     spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
@@ -425,7 +415,7 @@ def test_one_topic_or_record_does_not_stop_the_others(
         made.write(names.queues, json.dumps({"topic": topic}).encode(), key=key)
         for _ in range(3):
             made.write(topic, timestamp_ms=NOW_MS)
-    delete_records(made, own, 2)
+    made.delete_records(own, 2)
     microseconds = made.write(odd, b"us", key=b"k", headers=[("a", b"b")], timestamp_ms=NOW_MS * 1_000)
     nanoseconds = made.write(odd, b"nanos", key=b"k", headers=[("marq-attempt", b"3")], timestamp_ms=NOW_MS * 10**6)
     after = made.write(odd, timestamp_ms=NOW_MS)
@@ -445,8 +435,8 @@ def test_one_topic_or_record_does_not_stop_the_others(
     again = made.write(own, b"again", timestamp_ms=NOW_MS)
     for _ in range(3):
         made.write(names.messages, key=b"emails")
-    delete_records(made, names.messages, 3)
-    delete_records(made, odd, 6)
+    made.delete_records(names.messages, 3)
+    made.delete_records(odd, 6)
     said: list[str] = []
 
     assert ingest(spark, connection, lake, say=said.append)["messages"] == 2
@@ -481,7 +471,7 @@ def test_a_topic_that_is_recreated_before_its_records_are_ingested_keeps_its_nam
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
     for _ in range(3):
         made.write(own)
-    delete_records(made, own, 3)
+    made.delete_records(own, 3)
     other = made.write(made.names.messages, key=b"emails")
     ingest(spark, connection, lake)
     recreate(made, own)

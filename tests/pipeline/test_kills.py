@@ -37,7 +37,7 @@ def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     made: Namespace,
 ) -> None:  # fmt: skip
     made.mark(*[acquire([number]) for number in range(300)])
-    made.many(made.names.messages, [b"v"] * 60)
+    made.send(60)
 
     for moment in MOMENTS:
         kill_when(moment, data, "ingest --markers-limit 60 --records-limit 20", environment, tmp_path)

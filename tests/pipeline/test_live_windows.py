@@ -23,7 +23,7 @@ from pipeline.lifecycle_runs import Run
 from pipeline.live_windows import LiveWindows, _merged, busiest
 from pipeline.maintenance import Maintenance
 from pipeline.statistics import EVENTS, MEASURED, statistics
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES, STREAMS
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.windows import Windows, span
 from tests.pipeline.directory import Directory, Tables, arrow
 from tests.pipeline.stories import BEGIN, Log, at, directory_for, told
@@ -208,13 +208,13 @@ def test_ingest_refuses_a_directory_without_its_commits(
     copy = tmp_path / "data"
     shutil.copytree(in_rounds.path, copy)
     lake = Lake(in_rounds.spark, str(copy))
-    lake.check_commits(STREAMS)
+    lake.check_commits()
 
     for path in (copy / "_commits").glob(deleted):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     with pytest.raises(PipelineError, match=f"{copy}/{lacks}"):
-        lake.check_commits(STREAMS)
+        lake.check_commits()
 
 
 @pytest.mark.verify

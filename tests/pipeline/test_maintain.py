@@ -369,7 +369,7 @@ def test_ingest_and_lifecycle_go_on_after_a_merge(
     lake = Lake(spark, str(data))
     for number in range(3):
         made.mark(acquire([number]))
-        made.many(made.names.messages, [b"v"] * 4)
+        made.send(4)
         ingest(spark, connection, lake, payload=number > 0)
         Run(spark, lake).take()
 
