@@ -114,11 +114,6 @@ class Lake:
                 f" {cluster}: use a separate directory for each cluster and prefix (--data)"
             )
 
-    def commits(self, stream: str) -> list[Commit]:
-        """Return the commits that are kept, the newest last."""
-        folder = f"{_COMMITS}/{stream}"
-        return [json.loads(self._text(f"{folder}/{name}")) for name in self.names(folder)]
-
     def last_commit(self, stream: str) -> Commit | None:
         """Return the newest commit of a stream; None if there is none."""
         names = self.names(f"{_COMMITS}/{stream}")
@@ -252,13 +247,12 @@ class Lake:
     def write(self, table: str, frame: DataFrame) -> None:
         """Replace a whole table: readers that follow its commits see either the former or the new rows."""
         with self.alone(table):
-            before = self.commits(table)
-            number = before[-1]["batch"] + 1 if before else 0
+            former = self.last_commit(table)
+            number = 0 if former is None else former["batch"] + 1
             frame.write.parquet(self.stage(table, number))
             self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue()})
-            for commit in before:
-                self.delete(f"{_COMMITS}/{table}/{commit['batch']:09}.json")
-                for place in commit["tables"].values():
+            for place in (f"{table}/{name}" for name in self.names(table)):
+                if place != batch_place(table, number):
                     self.delete(place)
 
     def read(self, table: str) -> DataFrame:
