@@ -102,7 +102,7 @@ class Run:
         self._former: Commit = NOTHING
         self._before: Commit = NOTHING
 
-    def take(self) -> dict[str, int]:
+    def take(self) -> int:
         """Update the table to the last round of ``ingest``; return the number of messages."""
         with self._lake.alone(TABLE):
             if self._lake.finish():
@@ -115,7 +115,7 @@ class Run:
                 self._before = NOTHING | self._kept()
             if self._before["round"] < self._round["batch"]:
                 self._take()
-        return {"messages": self._lake.read(TABLE).count()}
+        return self._lake.read(TABLE).count()
 
     def _take(self) -> None:
         new, subscriptions, cut, progress = self._begun(judged=True)
