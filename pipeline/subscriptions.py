@@ -104,14 +104,14 @@ class Subscriptions:
         # Definitions are read before the markers, and may have been compacted.
         told = [Subscription(*mark[:2]) for mark in marks if names.is_senders_topic(mark[1])]
         by_pair = {(subscription.queue, subscription.topic): subscription for subscription in [*told, *known]}
-        self._all = [by_pair[pair] for pair in sorted(by_pair)]
+        self._all: dict[Pair, Subscription] = dict(sorted(by_pair.items()))
         #: Topic and queue of each, and the topics of several queues.
-        self._pairs = [(subscription.topic, subscription.queue) for subscription in self._all]
+        self._pairs = [(topic, queue) for queue, topic in self._all]
         self._shared = sorted(topic for topic, count in Counter(topic for topic, _ in self._pairs).items() if count > 1)
 
     def document(self) -> list[list[Any]]:
         """Return queue, topic and whether it is current, of each."""
-        return [[subscription.queue, subscription.topic, subscription.current] for subscription in self._all]
+        return [[queue, topic, subscription.current] for (queue, topic), subscription in self._all.items()]
 
     def of(self, queue: Column, topic: Column) -> Column:
         """Return the subscription of a row."""
@@ -169,17 +169,16 @@ class Subscriptions:
         """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
         purged = {(queue, topic, partition): (end, at_ms) for queue, topic, partition, end, at_ms in purges}
         runs = {(queue, topic, partition): runs for queue, topic, partition, runs in marks}
-        by_pair = {(subscription.queue, subscription.topic): subscription for subscription in self._all}
         wanted = {
             *runs,
             *purged,
-            *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ())),
+            *((*pair, partition) for pair in self._all for partition in partitions.get(pair[1], ())),
         }
         rows = [
             (
                 *place,
                 runs.get(place),
-                *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]),
+                *self._all.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]),
                 *purged.get(place, (None, None)),
             )
             for place in sorted(wanted)
@@ -202,14 +201,14 @@ class Subscriptions:
         topics = {topic for _, topic in current}
         read_before, read = _ends(marks_before), _ends(marks)
         rows = []
-        for subscription in self._all:
-            if subscription.topic not in topics or current.get((subscription.queue, subscription.topic)):
+        for (queue, topic), subscription in self._all.items():
+            if topic not in topics or current.get((queue, topic)):
                 continue
-            for partition in partitions.get(subscription.topic, ()):
-                place = (subscription.queue, subscription.topic, partition)
+            for partition in partitions.get(topic, ()):
+                place = (queue, topic, partition)
                 after, upto = read_before.get(place, -1), _ENDLESS if subscription.current else read.get(place, -1)
                 if after < upto:
-                    rows.append((subscription.topic, partition, subscription.queue, after, upto))
+                    rows.append((topic, partition, queue, after, upto))
         return self._spark.createDataFrame(rows, _MISSED) if rows else None
 
 
