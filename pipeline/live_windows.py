@@ -210,7 +210,8 @@ class LiveWindows(Run):
                 at = row.minute * MINUTE_S
                 counts = {column: row[column] for column in EVENTS if row[column]}
                 times = {column: row[column] for column in MEASURED if row[column] is not None}
-                by_time[at] = json.dumps({"at": at, "queue": row.queue, **counts, **times}, ensure_ascii=False)
+                # In ASCII: any producer may write a key with a character that ends a line, such as U+2028.
+                by_time[at] = json.dumps({"at": at, "queue": row.queue, **counts, **times})
             self._lake.write_text(name, "".join(f"{by_time[at]}\n" for at in sorted(by_time)))
 
     def _merge_state(self) -> tuple[list[Any], str]:

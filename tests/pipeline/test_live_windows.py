@@ -239,6 +239,24 @@ def test_a_queue_that_gets_among_the_busiest_has_all_of_its_windows(spark: Spark
 
 
 @pytest.mark.verify
+def test_the_minutes_of_a_queue_whose_name_has_a_line_separator_are_a_line_each(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Any producer may write such a key. The second run reads what the first one wrote."""
+    log, queue = Log(), "a\u2028b"
+    for offset, seconds in enumerate((1, 61)):
+        log.record(offset, seconds)
+        log.messages[-1]["queue"] = queue
+    two = directory_for(spark, tmp_path)
+    for tables in rounds(log, 60):
+        two.bring(tables)
+        LiveWindows(spark, two.lake).update(NOW_MS)
+
+    minute = int(BEGIN.timestamp())
+    assert of_queues(written(tmp_path)) == {(queue, minute): {"sent": 1}, (queue, minute + 60): {"sent": 1}}
+
+
+@pytest.mark.verify
 def test_maintain_leaves_batches_that_the_windows_have_not_counted(spark: SparkSession, tmp_path: Path) -> None:
     three = directory_for(spark, tmp_path)
     first, *others = rounds(told()[0], 3.2, 33.1)
