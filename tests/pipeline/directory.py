@@ -91,10 +91,9 @@ class Directory:
             for folder, part in self._parts(rows, DAYS[stream]):
                 (stage / folder).mkdir(exist_ok=True)
                 pyarrow.parquet.write_table(part, stage / folder / "part-0.parquet")
-            self.lake.publish(stream, number, {stream: ""}, {"rows": {stream: rows.num_rows}, "begin": {}, "end": {}})
+            self.lake.publish(stream, number, {stream: ""}, {})
         round_ = {
             "last": dict(self._batches),
-            "end": {},
             "begins": self.begins,
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),
