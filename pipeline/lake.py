@@ -160,7 +160,6 @@ class Lake:
     def publish(self, stream: str, number: int, staged: Mapping[str, str], commit: Commit) -> None:
         """Make a batch count: ``staged`` maps each table to its part of the stage ("" for all of it)."""
         stage = _stage(stream, number)
-        tables = {}
         for table, part in staged.items():
             target = batch_place(table, number)
             self.delete(target)
@@ -168,9 +167,7 @@ class Lake:
             if self.exists(source):
                 self.delete(f"{source}/_SUCCESS")
                 self.rename(source, target)
-                tables[table] = target
-        document = {"batch": number, "tables": tables, **commit}
-        self.write_text(f"{_COMMITS}/{stream}/{number:09}.json", json.dumps(document))
+        self.write_text(f"{_COMMITS}/{stream}/{number:09}.json", json.dumps({"batch": number, **commit}))
         # A reader may have found the commit before this one, and opens it now.
         self.delete(f"{_COMMITS}/{stream}/{number - 2:09}.json")
         self.delete(stage)
@@ -250,9 +247,10 @@ class Lake:
             former = self.last_commit(table)
             number = 0 if former is None else former["batch"] + 1
             frame.write.parquet(self.stage(table, number))
-            self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue()})
+            new = batch_place(table, number)
+            self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue(), "places": [new]})
             for place in (f"{table}/{name}" for name in self.names(table)):
-                if place != batch_place(table, number):
+                if place != new:
                     self.delete(place)
 
     def read(self, table: str) -> DataFrame:
@@ -260,8 +258,7 @@ class Lake:
         commit = self.last_commit(table)
         if commit is None:
             raise PipelineError(f"{self.path} has no table {table!r} yet: run `python -m pipeline {table}` first")
-        places = commit.get("places") or list(commit["tables"].values())
-        return self.files(StructType.fromJson(commit["schema"]), places)
+        return self.files(StructType.fromJson(commit["schema"]), commit["places"])
 
     def _file(self, name: str) -> Any:
         return self._hadoop.Path(f"{self.path}/{name}")

@@ -317,7 +317,7 @@ def rewrite_closed(
     gone = {place for places, _ in replaced for place in places}
     closed = [place for place in former["closed"] if place not in gone]
     closed += [batch_place(table, former["batch"] + 1) for table in staged]
-    kept = {name: value for name, value in former.items() if name not in ("batch", "tables")}
+    kept = {name: value for name, value in former.items() if name != "batch"}
     _publish(lake, former, staged, {**kept, "closed": closed, "removed": removed})
 
 

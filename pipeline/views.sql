@@ -68,10 +68,7 @@ GROUP BY stream;
 CREATE OR REPLACE TEMP TABLE committed_places AS
 SELECT
     split_part(filename, '/', -2) AS stream,
-    unnest(coalesce(
-        CAST(content::JSON -> 'places' AS VARCHAR[]),
-        map_values(CAST(content::JSON -> 'tables' AS MAP(VARCHAR, VARCHAR)))
-    )) AS place
+    unnest(CAST(content::JSON -> 'places' AS VARCHAR[])) AS place
 FROM read_text(getvariable('data') || '/_commits/*/*.json')
 WHERE filename IN (SELECT file FROM last_commits) AND split_part(filename, '/', -2) IN ('lifecycle', 'audit', 'stats');
 
