@@ -29,6 +29,13 @@ class Log:
     markers: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     letters: list[dict[str, Any]] = field(default_factory=list)
+    #: The contents of the round before.
+    after: Log | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset of the next marker."""
+        return len(self.markers) + (0 if self.after is None else self.after.end)
 
     def record(self, offset: int, seconds: float, *, copy_of: str | None = None, attempt: int | None = None) -> str:
         row = {"topic": MESSAGES_TOPIC, "partition": 0, "offset": offset, "sent_at": at(seconds), "queue": "q"}
@@ -41,7 +48,7 @@ class Log:
         self.letters.append({**row, "size": 5, "id": id_, "reason": "bad", **origin})
 
     def say(self, kind: str, offset: int | None, seconds: float, topic: str = MESSAGES_TOPIC, **said: Any) -> None:
-        row = {"log_partition": 0, "log_offset": len(self.markers), "index": 0, "logged_at": at(seconds), "version": 1}
+        row = {"log_partition": 0, "log_offset": self.end, "index": 0, "logged_at": at(seconds), "version": 1}
         who = {"holder": "a" * 16, "queue": "q", "topic": topic, "partition": 0, "offset": offset}
         if kind == "ACQUIRE":
             said = {"lease_ms": LEASE_MS, "from_offset": offset, "attempt": 1, "size": 5, **said}

@@ -12,7 +12,7 @@ from pipeline.audit import balanced, judged
 from pipeline.audit import verdict as audited
 from pipeline.record_parts import Id
 from tests.pipeline.directory import Directory
-from tests.pipeline.stories import DRAWN, Log
+from tests.pipeline.stories import DRAWN, Log, at
 
 pytestmark = pytest.mark.timeout(900)
 WINDOW_S = 300
@@ -20,25 +20,21 @@ WINDOW_S = 300
 
 def story() -> list[Log]:
     """Two rounds: an accepted message and a duplicate; another duplicate, and two that are none."""
-    first, second = Log(), Log()
+    first = Log()
+    second = Log(after=first)
     fact: dict[str, Any] = {"holder": "f" * 16, "attempt": 1, "cause": "DUE"}
-    first.say("DELAY", 0, 1, DRAWN, due_at=None, text="x")
+    first.say("DELAY", 0, 1, DRAWN, due_at=at(1), text="x")
     first.say("DELIVERED", 0, 2, DRAWN, **fact)
     first.record(0, 2, copy_of=f"{DRAWN}/0/0", attempt=1)
     first.say("ACQUIRE", 0, 3, id=f"{DRAWN}/0/0")
     first.say("ACK", 0, 4)
-    first.say("DELAY", 1, 5, DRAWN, text="x")
+    first.say("DELAY", 1, 5, DRAWN, due_at=at(5), text="x")
     first.say("TICK", None, 6, None, queue=None)
-    second.markers = [{}] * len(first.markers)  # so that the log's offsets rise
-    second.say("DELAY", 2, 7, DRAWN, text="x")
-    second.say("DELAY", 3, 8, DRAWN, text="y")
+    second.say("DELAY", 2, 7, DRAWN, due_at=at(7), text="x")
+    second.say("DELAY", 3, 8, DRAWN, due_at=at(8), text="y")
     # Within the window of a duplicate, but not of the accepted message.
-    second.say("DELAY", 4, 2 + WINDOW_S, DRAWN, text="x")
+    second.say("DELAY", 4, 2 + WINDOW_S, DRAWN, due_at=at(2 + WINDOW_S), text="x")
     second.say("TICK", None, 3_000, None, queue=None)
-    del second.markers[: len(first.markers)]
-    for row in (*first.markers, *second.markers):
-        if row["kind"] == "DELAY":
-            row["due_at"] = row["logged_at"]
     return [first, second]
 
 

@@ -126,13 +126,13 @@ def test_a_message_that_was_acquired_with_a_due_time_is_outside_its_line(directo
 
 
 def test_what_an_open_message_makes_of_a_later_one_is_pending_until_it_ends(directory: Directory) -> None:
-    first, second = Lines(), Lines()
+    first = Lines()
     opened, early = first.sent(1, 0, 1)
     first.say("ACK", 1, 3)
-    second.say("ACK", 0, 3_000)
-    second.markers[0]["log_offset"] = 100
-
     assert told(directory, first) == {early: ([], [before(opened)])}
+    second = Lines(after=first)
+    second.say("ACK", 0, 3_000)
+
     assert told(directory, second) == {early: ([before(opened)], [])}
 
 
