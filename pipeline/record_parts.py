@@ -225,7 +225,7 @@ def added_up(*frames: DataFrame) -> DataFrame:
 
 
 def message_id() -> Column:
-    """Return the id of the message of a row of parts: the place of its record, unless that is a copy."""
+    """Return the id of the message of a row of parts: that in its parts, else the place of its record."""
     return F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", F.concat_ws("/", *PLACE))
 
 
