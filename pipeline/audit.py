@@ -19,7 +19,7 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.lifecycle import OPEN, came_from_elsewhere
+from pipeline.lifecycle import OPEN, came_from_elsewhere, records_of
 from pipeline.record_parts import PLACE
 
 #: Counts of a queue; each is a sum over its messages.
@@ -165,8 +165,7 @@ def _ends() -> Column:
 def _with_finished(messages: DataFrame, handled: DataFrame) -> DataFrame:
     """Add how many deliveries of each message handlers finished."""
     on = [*PLACE, *(["queue"] if "queue" in handled.columns else [])]
-    records = messages.select("id", "queue", F.explode("deliveries").alias("delivery"))
-    records = records.select("id", "queue", *[F.col(f"delivery.{name}") for name in PLACE])
+    records = records_of(messages, "id", "queue")
     finished = handled.select(*on).join(records, on).groupBy("id", "queue").agg(F.count("*").alias("finished"))
     return messages.join(finished, ["id", "queue"], "left")
 

@@ -33,8 +33,8 @@ def differences_of_message(cut: Cut, held_back: Column) -> tuple[list[Column], l
         "a redelivery is missing for a fact": (F.col("lacks_copy"), held_back),
         "a redelivery without a fact": ((F.col("copies") > F.col("copy_facts")) & ~earlier, ahead),
         "attempts of redeliveries and facts differ": (other & ~earlier, F.lit(False)),
-        "a dead letter is missing for a fact": (keeps & (F.col("died") > F.col("deaths")), held_back),
-        "a dead letter without a fact": ((F.col("deaths") > F.col("died")) & ~earlier, ahead),
+        "a dead letter is missing for a fact": (keeps & (F.col("died") > F.col("dead_letters")), held_back),
+        "a dead letter without a fact": ((F.col("dead_letters") > F.col("died")) & ~earlier, ahead),
         "overdue and not sent": (F.col("overdue"), F.lit(False)),
         "the first record is missing": (
             ~F.col("known")

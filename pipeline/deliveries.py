@@ -22,7 +22,7 @@ from pipeline.audit_differences import (
 )
 from pipeline.cut import Cut
 from pipeline.key_order import overtakes
-from pipeline.record_parts import KEY, PARTS, PLACE, later_by, names_of
+from pipeline.record_parts import KEY, PARTS, PLACE, later_by, message_id, names_of
 from pipeline.subscriptions import DRAWN, skipped
 from pipeline.tables import columns
 
@@ -110,11 +110,10 @@ def _bounds(spark: SparkSession, cut: Cut) -> DataFrame:
 
 def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
     """Add columns that follow from the order of a record's markers."""
-    place = F.concat_ws("/", "topic", "partition", "offset")
     rows = rows.withColumns(
         {
-            "place": place,
-            "id": F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place),
+            "place": F.concat_ws("/", *PLACE),
+            "id": message_id(),
             "drawn": F.col("topic").startswith(DRAWN),
             "redriven": (F.col("topic") == cut.names.dead_letters) & F.col("delayed").isNotNull(),
             "open_pos": F.least("acquired.pos", "delayed.pos"),
@@ -267,10 +266,10 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         "wait_until",
         F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
         F.col("death.reason").alias("reason"),
-        count["deaths"].alias("deaths"),
+        count["deaths"].alias("dead_letters"),
         # Counted by the fact: the dead letter exists even if an ack came before its fact.
         _count(F.col("fact.kind") == "DEAD_LETTERED").alias("died"),
-        _count(end["kind"] == "REDELIVERED").alias("redelivered"),
+        _count(end["kind"] == "REDELIVERED").alias("redeliveries"),
         _count(F.col("redriven")).alias("redrives"),
         # Each copy has a fact with the same attempt, so their counts and sums of attempts are equal.
         _count(F.col("fact.kind").isin(*_COPIES)).alias("copy_facts"),

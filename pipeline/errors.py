@@ -21,7 +21,6 @@ _PYTHON = re.compile(r"^(?!\s)(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt|Exit)
 _PACKAGE = re.compile(r"^(?:[a-z]\w*\.)+([A-Z]\w*(?=:|$))")
 _OUT_OF_MEMORY = ("OutOfMemoryError", "GC overhead limit")
 _MEMORY = "Spark ran out of memory: give it more with --driver-memory 4g (now: {now})"
-_GONE = "Spark's Java process ended unexpectedly; this machine may be short of memory"
 #: Parts of the errors of Spark 4.2 in a query whose context is stopped; SPARK-59242 describes the last one.
 _STOPPED_TEXTS = (
     "SparkContext was shut down",
@@ -29,9 +28,7 @@ _STOPPED_TEXTS = (
     "LiveListenerBus is stopped",
     "org.apache.spark.SparkContext.dagScheduler()",
 )
-_STOPPED = (
-    "Spark stopped in the middle of the job, because its Java process was ended or ran out of memory: run the job again"
-)
+_STOPPED = "Spark's Java process was ended or ran out of memory: run the job again"
 LIMIT = 600
 
 
@@ -51,9 +48,8 @@ def sentence(error: BaseException) -> str:
     text = _text(error)
     if any(word in text for word in _OUT_OF_MEMORY):
         return _MEMORY.format(now=os.environ.get("SPARK_DRIVER_MEMORY", "Spark's default"))
-    if type(error).__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError):
-        return _GONE
-    if any(words in text for words in _STOPPED_TEXTS):
+    is_cut_off = type(error).__name__ == "Py4JNetworkError" or isinstance(error, ConnectionError)
+    if is_cut_off or any(words in text for words in _STOPPED_TEXTS):
         return _STOPPED
     if ours := _OURS.search(text):
         return ours[1]

@@ -42,7 +42,7 @@ from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DAYS, LAST_MS, STREAMS
+from pipeline.tables import CORRUPT, DAYS, LAST_MS
 
 #: Records per batch, of the markers topic and of the others: a process that dies has to read these again.
 MARKERS_LIMIT, RECORDS_LIMIT = 20_000, 2_000_000
@@ -134,7 +134,7 @@ class Ingest:
                 f" MARQ_PREFIX={names.prefix} right, and was Marq ever used there?"
             )
         self._lake.belong(self._topics.cluster_id(), names.prefix)
-        self._lake.check_commits(STREAMS)
+        self._lake.check_commits()
         history = self._definitions() if names.queues in existing else QueueHistory()
         self._quarantined = [f"{order.place}/{order.sha256}" for order in history.current.quarantines()]
         self.unread = {}
@@ -352,13 +352,13 @@ class Ingest:
             self._check_versions(self._spark.read.schema(CORRUPT).parquet(f"{stage}/{stream.parts['corrupt']}"))
         if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
             raise _RecreatedError
-        self._publish(stream, progress, end, ids, counts)
+        self._publish(stream, progress, end, ids, stream.parts)
         self._rows.update(counts)
         shown = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
         self._say(f"batch {number} of {stream.name}: {shown}")
 
     def _publish(
-        self, stream: Stream, progress: Commit, end: Offsets, ids: Mapping[str, str], rows: Mapping[str, int]
+        self, stream: Stream, progress: Commit, end: Offsets, ids: Mapping[str, str], parts: Mapping[str, str]
     ) -> None:
         ends, names = deepcopy((progress["end"], progress["names"]))
         for topic, partitions in end.items():
@@ -367,8 +367,7 @@ class Ingest:
             if topic in ids:
                 names.setdefault(topic, {})[ids[topic]] = name
         state = {"first": progress["first"], "end": ends, "names": names, "gaps": progress["gaps"]}
-        parts = stream.parts if rows else {}
-        self._lake.publish(stream.name, progress["batch"] + 1, parts, {**state, "rows": rows, "payload": self._payload})
+        self._lake.publish(stream.name, progress["batch"] + 1, parts, state)
 
     def _check_versions(self, corrupt: DataFrame) -> None:
         """Like the trackers, skip a marker of a newer version only if an operator quarantined its record."""
@@ -392,17 +391,16 @@ class Ingest:
         ids = self._topics.ids(written)
         of_topic = {topic: _name(names, topic, ids.get(topic, "")) for topic in written}
         begins = {of_topic[topic]: offsets for topic, offsets in self._topics.begins(written).items()}
-        end = _joined(begins, *[last["end"] for last in lasts.values()])
+        read = {**lasts["messages"]["end"], **lasts["dead_letters"]["end"]}
         held_back = sorted(
             f"{of_topic[topic]}/{partition}"
             for topic, partitions in written.items()
-            for partition, position in partitions.items()
-            if end[of_topic[topic]].get(partition, 0) < position
+            for partition, end in partitions.items()
+            if read.get(of_topic[topic], {}).get(partition, begins[of_topic[topic]].get(partition, 0)) < end
         )
         before = self._lake.last_commit(ROUNDS)
         commit = {
             "last": {name: last["batch"] for name, last in lasts.items()},
-            "end": end,
             # The first offset of each partition now, and of each stream's partitions at their first ingest.
             "begins": begins,
             "first": {name: last["first"] for name, last in lasts.items()},
@@ -459,12 +457,3 @@ def _share(ranges: Ranges, limit: int) -> Ranges:
         }
         for topic, partitions in ranges.items()
     }
-
-
-def _joined(*offsets: Offsets) -> Offsets:
-    """Merge offsets; the last counts if several have the same partition."""
-    joined: Offsets = {}
-    for topics in offsets:
-        for topic, partitions in topics.items():
-            joined.setdefault(topic, {}).update(partitions)
-    return joined

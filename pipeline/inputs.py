@@ -86,9 +86,7 @@ def identity(spark: SparkSession, path: str, form: str) -> str | None:
     system = pattern.getFileSystem(spark.sparkContext._jsc.hadoopConfiguration())
     files: list[Any] = []
     for status in system.globStatus(pattern) or ():
-        if status.isFile():
-            files.append(status)
-            continue
+        # Those in a directory, or the file itself.
         listed = system.listFiles(status.getPath(), True)
         while listed.hasNext():
             files.append(listed.next())

@@ -21,7 +21,7 @@ from typing import Any
 from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.sql import DataFrame, SparkSession
 
-from marq.settings.client import DEFAULT_BOOTSTRAP_SERVERS, MEMORY_SCHEME, OAUTHBEARER, ClientSettings
+from marq.settings.client import MEMORY_SCHEME, OAUTHBEARER, ClientSettings
 from marq.settings.topic_configs import LIMIT
 from marq.wire.names import Names
 from pipeline.errors import PipelineError, root_cause, sentence
@@ -50,8 +50,8 @@ Record = tuple[int, int, bytes | None, bytes | None, list[tuple[str, bytes | Non
 class Connection:
     """Where the cluster is, how to log in, and the names of a namespace on it."""
 
-    bootstrap_servers: str = DEFAULT_BOOTSTRAP_SERVERS
-    names: Names = field(default_factory=Names)
+    bootstrap_servers: str
+    names: Names
     #: Kafka's own settings for TLS and login.
     security: Mapping[str, str] = field(default_factory=dict, repr=False)
 
@@ -100,7 +100,7 @@ def committed_records(
 
 
 class TopicAdmin:
-    """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process.
+    """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process; py4j converts lists and maps.
 
     Every method raises PipelineError within about 10 seconds if the broker does not answer, refuses the login or
     permission, or lacks the topic.
@@ -172,26 +172,26 @@ class TopicAdmin:
     def _configs(self, admin: Any, topics: Iterable[str]) -> list[Any]:
         java = self._jvm.org.apache.kafka.common.config
         resources = [java.ConfigResource(java.ConfigResource.Type.TOPIC, topic) for topic in topics]
-        answers = admin.describeConfigs(self._list(resources)).values()
+        answers = admin.describeConfigs(resources).values()
         return [answers.get(resource) for resource in resources]
 
     def read(self, topic: str, partition: int, offsets: range) -> tuple[list[Record], int]:
         """Read committed records one by one, which is slow; return them, and the offset to continue at."""
         kafka = self._jvm.org.apache.kafka
-        bytes_ = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-        names = ("key.deserializer", "value.deserializer")
+        settings = {
+            "key.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+            "value.deserializer": "org.apache.kafka.common.serialization.ByteArrayDeserializer",
+            "isolation.level": "read_committed",
+            "enable.auto.commit": "false",
+            "auto.offset.reset": "none",
+        }
         place = kafka.common.TopicPartition(topic, partition)
         records: list[Record] = []
         doing = f"reading {topic}/{partition} from {offsets.start}"
         with self._asked(doing):
-            consumer = kafka.clients.consumer.KafkaConsumer(
-                self._settings(
-                    **dict.fromkeys(names, bytes_),
-                    **{"isolation.level": "read_committed", "enable.auto.commit": "false", "auto.offset.reset": "none"},
-                )
-            )
+            consumer = kafka.clients.consumer.KafkaConsumer({**self._settings(), **settings})
             try:
-                consumer.assign(self._list([place]))
+                consumer.assign([place])
                 consumer.seek(place, offsets.start)
                 position, moved_s = offsets.start, time.monotonic()
                 while position < offsets.stop:
@@ -231,7 +231,7 @@ class TopicAdmin:
 
     def _described(self, admin: Any, topics: Iterable[str]) -> dict[str, Any]:
         wanted = list(dict.fromkeys(topics))
-        descriptions = admin.describeTopics(self._list(wanted)).topicNameValues()
+        descriptions = admin.describeTopics(wanted).topicNameValues()
         described = {}
         for topic in wanted:
             try:
@@ -245,12 +245,6 @@ class TopicAdmin:
                 ) from None
         return described
 
-    def _list(self, items: Iterable[object]) -> Any:
-        array = self._jvm.java.util.ArrayList()
-        for item in items:
-            array.add(item)
-        return array
-
     @contextmanager
     def _admin(self, doing: str) -> Iterator[Any]:
         with self._asked(doing), self.connected():
@@ -263,12 +257,9 @@ class TopicAdmin:
         except Py4JError as error:
             raise PipelineError(self._sentence(doing, error)) from error
 
-    def _settings(self, **others: str) -> Any:
-        settings = self._jvm.java.util.HashMap()
+    def _settings(self) -> dict[str, str]:
         limits = {"default.api.timeout.ms": str(ANSWER_LIMIT_MS), "request.timeout.ms": str(ANSWER_LIMIT_MS // 2)}
-        for name, value in {**self._connection.client(), **limits, **others}.items():
-            settings.put(name, value)
-        return settings
+        return {**self._connection.client(), **limits}
 
     def _sentence(self, doing: str, error: Py4JError) -> str:
         servers = self._connection.bootstrap_servers

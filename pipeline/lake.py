@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pipeline.errors import PipelineError, root_cause
-from pipeline.tables import FORMAT, LIFECYCLE_TABLE, LIVE_TABLE
+from pipeline.tables import FORMAT, LIFECYCLE_TABLE, LIVE_TABLE, STREAMS
 
 _COMMITS, _STAGING, _LOCKS, _ABOUT = "_commits", "_staging", "_locks", "about.json"
 _PATTERN = "*?[]{}"
@@ -114,23 +114,18 @@ class Lake:
                 f" {cluster}: use a separate directory for each cluster and prefix (--data)"
             )
 
-    def commits(self, stream: str) -> list[Commit]:
-        """Return the commits that are kept, the newest last."""
-        folder = f"{_COMMITS}/{stream}"
-        return [json.loads(self._text(f"{folder}/{name}")) for name in self.names(folder)]
-
     def last_commit(self, stream: str) -> Commit | None:
         """Return the newest commit of a stream; None if there is none."""
         names = self.names(f"{_COMMITS}/{stream}")
         return json.loads(self._text(f"{_COMMITS}/{stream}/{names[-1]}")) if names else None
 
-    def check_commits(self, streams: Collection[str]) -> None:
+    def check_commits(self) -> None:
         """Raise PipelineError if commits were deleted: a stream without them would append all of its records again.
 
         A process that died before a commit has left at most one batch, which the next one replaces.
         """
         # Not those of other tables: a job may be replacing them.
-        known = {*streams, ROUNDS, LIFECYCLE_TABLE, LIVE_TABLE}.intersection(self.names(_COMMITS))
+        known = {*STREAMS, ROUNDS, LIFECYCLE_TABLE, LIVE_TABLE}.intersection(self.names(_COMMITS))
         commits = {name: self.last_commit(name) or {} for name in known}
         reached = {name: commit.get("batch", -1) for name, commit in commits.items()}
         expected = [
@@ -138,7 +133,7 @@ class Lake:
             for name, commit in commits.items()
             for stream, batch in {**commit.get("last", {}), ROUNDS: commit.get("round", -1)}.items()
         ]
-        for stream in streams:
+        for stream in STREAMS:
             batch = reached.get(stream, -1) + 2
             if stream not in reached:
                 # After maintain, the first batches have the number of a later one.
@@ -165,7 +160,6 @@ class Lake:
     def publish(self, stream: str, number: int, staged: Mapping[str, str], commit: Commit) -> None:
         """Make a batch count: ``staged`` maps each table to its part of the stage ("" for all of it)."""
         stage = _stage(stream, number)
-        tables = {}
         for table, part in staged.items():
             target = batch_place(table, number)
             self.delete(target)
@@ -173,9 +167,7 @@ class Lake:
             if self.exists(source):
                 self.delete(f"{source}/_SUCCESS")
                 self.rename(source, target)
-                tables[table] = target
-        document = {"batch": number, "tables": tables, **commit}
-        self.write_text(f"{_COMMITS}/{stream}/{number:09}.json", json.dumps(document))
+        self.write_text(f"{_COMMITS}/{stream}/{number:09}.json", json.dumps({"batch": number, **commit}))
         # A reader may have found the commit before this one, and opens it now.
         self.delete(f"{_COMMITS}/{stream}/{number - 2:09}.json")
         self.delete(stage)
@@ -252,13 +244,13 @@ class Lake:
     def write(self, table: str, frame: DataFrame) -> None:
         """Replace a whole table: readers that follow its commits see either the former or the new rows."""
         with self.alone(table):
-            before = self.commits(table)
-            number = before[-1]["batch"] + 1 if before else 0
+            former = self.last_commit(table)
+            number = 0 if former is None else former["batch"] + 1
             frame.write.parquet(self.stage(table, number))
-            self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue()})
-            for commit in before:
-                self.delete(f"{_COMMITS}/{table}/{commit['batch']:09}.json")
-                for place in commit["tables"].values():
+            new = batch_place(table, number)
+            self.publish(table, number, {table: ""}, {"schema": frame.schema.jsonValue(), "places": [new]})
+            for place in (f"{table}/{name}" for name in self.names(table)):
+                if place != new:
                     self.delete(place)
 
     def read(self, table: str) -> DataFrame:
@@ -266,8 +258,7 @@ class Lake:
         commit = self.last_commit(table)
         if commit is None:
             raise PipelineError(f"{self.path} has no table {table!r} yet: run `python -m pipeline {table}` first")
-        places = commit.get("places") or list(commit["tables"].values())
-        return self.files(StructType.fromJson(commit["schema"]), places)
+        return self.files(StructType.fromJson(commit["schema"]), commit["places"])
 
     def _file(self, name: str) -> Any:
         return self._hadoop.Path(f"{self.path}/{name}")

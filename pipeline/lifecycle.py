@@ -64,8 +64,19 @@ _ENDED = (
     "lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated", "message_expired",
 )  # fmt: skip
 _COUNTS = (
-    "deaths", "died", "redelivered", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
+    "dead_letters", "died", "redeliveries", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
+
+
+def records_of(messages: DataFrame, *columns: str) -> DataFrame:
+    """Return some columns of messages, and the place of each of their records."""
+    records = messages.select(*columns, F.explode("deliveries").alias("delivery"))
+    return records.select(*columns, *[f"delivery.{name}" for name in PLACE])
+
+
+def acked_at_once() -> Column:
+    """Return whether a message was acked at its only delivery; only a copy of an aborted transaction can follow."""
+    return F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
 
 
 def came_from_elsewhere() -> Column:
@@ -108,8 +119,6 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
             "pending": F.array_compact(F.concat("own_pending", F.array(*pending))),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
             "deliveries": F.transform("told", lambda record: record["delivery"]),
-            "redeliveries": F.col("redelivered"),
-            "dead_letters": F.col("deaths"),
         }
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]

@@ -25,7 +25,7 @@ from pipeline.cut import Cut
 from pipeline.deliveries import purges, reads
 from pipeline.errors import PipelineError
 from pipeline.lake import MAINTAIN, ROUNDS, Commit, Lake, batch_place
-from pipeline.lifecycle import LIFECYCLE, came_from_elsewhere, lifecycle
+from pipeline.lifecycle import LIFECYCLE, acked_at_once, came_from_elsewhere, lifecycle, records_of
 from pipeline.record_parts import (
     HAS_ID,
     KEY,
@@ -72,14 +72,14 @@ _KEPT = ("marks", "purges", "begins")
 #: An additional column of open messages.
 _CARRIED = "parts"
 _OPEN_PARTS = StructType([StructField(_CARRIED, ArrayType(PARTS))])
-_DATE = StructField("date", DateType())
-#: The rows of a run, as staged.
-_STAGED = StructType([*LIFECYCLE.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType()), _DATE])
+#: The rows of closed messages, and those of a run, as staged.
+_ROWS = StructType([*LIFECYCLE.fields, StructField("date", DateType())])
+_STAGED = StructType([*_ROWS.fields, *_OPEN_PARTS.fields, StructField("closed", BooleanType())])
 #: Raise it if the computation of parts or columns changes, but not their names.
 RULES = 3
 #: The part of a commit that says what its table was computed from.
 BASIS = {
-    "schema": StructType([*LIFECYCLE.fields, _DATE]).jsonValue(),
+    "schema": _ROWS.jsonValue(),
     "basis": {"parts": PARTS.jsonValue(), "rules": RULES},
 }
 #: Columns that identify a message.
@@ -102,7 +102,7 @@ class Run:
         self._former: Commit = NOTHING
         self._before: Commit = NOTHING
 
-    def take(self) -> dict[str, int]:
+    def take(self) -> int:
         """Update the table to the last round of ``ingest``; return the number of messages."""
         with self._lake.alone(TABLE):
             if self._lake.finish():
@@ -115,7 +115,7 @@ class Run:
                 self._before = NOTHING | self._kept()
             if self._before["round"] < self._round["batch"]:
                 self._take()
-        return {"messages": self._lake.read(TABLE).count()}
+        return self._lake.read(TABLE).count()
 
     def _take(self) -> None:
         new, subscriptions, cut, progress = self._begun(judged=True)
@@ -178,8 +178,7 @@ class Run:
     def _carried(self) -> list[DataFrame]:
         if self._before["open"] is None:
             return []
-        rows = self._lake.files(_OPEN_PARTS, [self._before["open"]])
-        return [rows.select(F.explode(_CARRIED).alias("part")).select("part.*").select(*PARTS.names)]
+        return [self._lake.files(_OPEN_PARTS, [self._before["open"]]).select(F.inline(_CARRIED))]
 
     def _missed(self, subscriptions: Subscriptions, marks: list[Mark]) -> list[DataFrame]:
         """Return the records that earlier runs skipped for a queue, or read before it named their topic."""
@@ -259,7 +258,8 @@ class Run:
         replaced = {}
         for index, place in enumerate(self._before["closed"]):
             if any(f"/{place}/" in row.file for row in reopened):
-                left = _of(self._dated(f"{self._lake.path}/{place}"), gone, "left_anti")
+                former = self._spark.read.schema(_ROWS).parquet(f"{self._lake.path}/{place}")
+                left = _of(former, gone, "left_anti")
                 left.write.partitionBy("date").parquet(f"{stage}/former-{index}")
                 replaced[place] = f"former-{index}"
         return replaced
@@ -272,16 +272,10 @@ class Run:
         records = self._lake.table("messages", MESSAGES, self._before["last"]["messages"])
         return not records.join(F.broadcast(places), list(PLACE), "left_semi").isEmpty()
 
-    def _dated(self, path: str) -> DataFrame:
-        """Read rows that are partitioned by date; if no row has one, Spark does not know the column's type."""
-        return self._spark.read.parquet(path).withColumn("date", F.col("date").cast("date"))
-
     def _save(self, rows: DataFrame, place: str, clocks: list[Activity]) -> None:
         newest = F.timestamp_millis(F.lit(max((seen_ms for _, seen_ms, *_ in clocks), default=0)))
         quiet = F.col("last_at") + F.expr(GRACE) < newest
-        # Only a copy of an aborted transaction can follow an ack.
-        plain = F.col("acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
-        closed = ~F.col("open") & (F.size("pending") == 0) & (plain | quiet)
+        closed = ~F.col("open") & (F.size("pending") == 0) & (acked_at_once() | quiet)
         marked = rows.withColumn("closed", F.coalesce(closed, F.lit(False))).withColumn("date", F.to_date("sent_at"))
         marked = marked.withColumn(_CARRIED, F.when(~F.col("closed"), F.col(_CARRIED)))
         marked.write.partitionBy("closed", "date").parquet(place)
@@ -323,7 +317,7 @@ def rewrite_closed(
     gone = {place for places, _ in replaced for place in places}
     closed = [place for place in former["closed"] if place not in gone]
     closed += [batch_place(table, former["batch"] + 1) for table in staged]
-    kept = {name: value for name, value in former.items() if name not in ("batch", "tables")}
+    kept = {name: value for name, value in former.items() if name != "batch"}
     _publish(lake, former, staged, {**kept, "closed": closed, "removed": removed})
 
 
@@ -388,9 +382,8 @@ def _merged(runs: Iterable[list[int]]) -> list[list[int]]:
 
 def _places(rows: DataFrame, subscriptions: Subscriptions) -> DataFrame:
     """Return the records of some messages: their keys, and the ids and queues of the messages."""
-    records = rows.select(*_MESSAGE, F.explode("deliveries").alias("delivery"))
-    subscription = subscriptions.of(F.col("queue"), F.col("delivery.topic")).alias("subscription")
-    return records.select(*[f"delivery.{name}" for name in PLACE], subscription, *_MESSAGE)
+    subscription = subscriptions.of(F.col("queue"), F.col("topic"))
+    return records_of(rows, *_MESSAGE).withColumn("subscription", subscription)
 
 
 def _matching(closed: DataFrame, strange: DataFrame, subscriptions: Subscriptions) -> DataFrame:

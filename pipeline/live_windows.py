@@ -47,9 +47,9 @@ from marq.wire.live_windows import (
 )
 from pipeline.cut import Cut
 from pipeline.lake import Commit, Lake, batch_place
-from pipeline.lifecycle import LIFECYCLE, lifecycle
+from pipeline.lifecycle import LIFECYCLE, acked_at_once, lifecycle
 from pipeline.lifecycle_runs import NOTHING, RULES, Run, parts_of
-from pipeline.record_parts import KEY, PARTS, PLACE, added_up
+from pipeline.record_parts import KEY, PARTS, added_up, message_id
 from pipeline.spans import DAY_MS, MINUTE_MS, SECOND_MS
 from pipeline.statistics import EVENTS, MEASURED, UNKNOWN_QUEUE, events, summary
 from pipeline.tables import LIVE_TABLE, columns
@@ -108,10 +108,9 @@ class LiveWindows(Run):
         # Clocks and the order of keys matter for differences, which nothing here reads.
         new, subscriptions, cut, progress = self._begun(judged=False)
         state = self._table(_SCHEMA, before["state"])
-        carried = state.select(F.explode("parts").alias("part")).select("part.*")
-        parts = added_up(
-            *parts_of(new, subscriptions, [carried]), *self._missed(subscriptions, progress["marks"])
-        ).persist()
+        carried = [state.select(F.inline("parts"))]
+        parts = added_up(*parts_of(new, subscriptions, carried), *self._missed(subscriptions, progress["marks"]))
+        parts.persist()
         # A purge changes messages that no new record is about.
         purged = [*map(list, progress["purges"])] != [*map(list, before["purges"])]
         former = _newest(state if purged else _about(state, parts)).persist()
@@ -150,7 +149,7 @@ class LiveWindows(Run):
 
     def _stage_rows(self, former: DataFrame, parts: DataFrame, cut: Cut) -> None:
         """Stage the new rows of all messages that have news."""
-        told = former.select(F.explode("parts").alias("part")).select("part.*")
+        told = former.select(F.inline("parts"))
         rows = lifecycle(added_up(parts, told), cut).withColumn("number", F.lit(2 * self._number + 1).cast("long"))
         # The identity of a message changes when its id or its queue becomes known.
         gone = former.select("id", "queue").withColumn("number", F.lit(2 * self._number))
@@ -211,7 +210,8 @@ class LiveWindows(Run):
                 at = row.minute * MINUTE_S
                 counts = {column: row[column] for column in EVENTS if row[column]}
                 times = {column: row[column] for column in MEASURED if row[column] is not None}
-                by_time[at] = json.dumps({"at": at, "queue": row.queue, **counts, **times}, ensure_ascii=False)
+                # In ASCII: any producer may write a key with a character that ends a line, such as U+2028.
+                by_time[at] = json.dumps({"at": at, "queue": row.queue, **counts, **times})
             self._lake.write_text(name, "".join(f"{by_time[at]}\n" for at in sorted(by_time)))
 
     def _merge_state(self) -> tuple[list[Any], str]:
@@ -275,8 +275,7 @@ def busiest(totals: Mapping[str, int], kept: Collection[str], most: int) -> list
 
 def _about(state: DataFrame, parts: DataFrame) -> DataFrame:
     """Return the rows of messages that have one of these records."""
-    place = F.concat_ws("/", *PLACE)
-    named = parts.select(F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", place).alias("id"), "queue")
+    named = parts.select(message_id().alias("id"), "queue")
     records = state.select("id", "queue", F.explode("parts").alias("part"))
     records = records.select("id", "queue", *[F.col(f"part.{name}") for name in KEY])
     known = records.join(parts.select(*KEY), list(KEY), "left_semi").select("id", "queue")
@@ -297,9 +296,8 @@ def _message() -> Column:
 
 def _may_change(newest_ms: int) -> Column:
     """Return whether a message may still have news."""
-    plain = (F.col("state") == "acked") & (F.size("deliveries") == 1) & (F.col("dead_letters") == 0)
     keep_ms = (
-        F.when(F.col("open"), _OPEN_MS).when(F.col("state") == "dead", _DEAD_MS).when(plain, _PLAIN_MS)
+        F.when(F.col("open"), _OPEN_MS).when(F.col("state") == "dead", _DEAD_MS).when(acked_at_once(), _PLAIN_MS)
     ).otherwise(_ENDED_MS)
     return F.col("parts").isNotNull() & (F.unix_millis("last_at") + keep_ms >= newest_ms)
 

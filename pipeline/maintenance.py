@@ -151,7 +151,7 @@ class Maintenance:
             assert round_ is not None, "the lifecycle has processed a round"
             before_ms = now_ms - older_ms
             removal = Removal(self._spark, self._lake, run, round_, older_ms=older_ms, before_ms=before_ms)
-        result = MaintenanceResult({table: TableUsage() for table in (*STREAMS, TABLE)})
+        result = MaintenanceResult()
         # A batch with rows that the live windows have counted, and others, would be counted twice.
         live = self._lake.last_commit(live_windows.TABLE)
         plan: list[Merge] = []

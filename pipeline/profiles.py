@@ -35,11 +35,6 @@ class Target:
     headroom: float = 2.0
 
     def __post_init__(self) -> None:
-        if not self.rates:
-            raise PipelineError("there is no queue to plan for: give --rate, or run lifecycle after messages were sent")
-        for queue, rate in self.rates.items():
-            if not (math.isfinite(rate) and rate > 0):
-                raise PipelineError(f"--rate {rate:g} of queue {queue}: expected more than 0 messages a second")
         if self.replication < 1:
             raise PipelineError(f"--replication {self.replication}: expected 1 or more replicas of each partition")
         if not (math.isfinite(self.headroom) and self.headroom >= 1):

@@ -78,7 +78,7 @@ PARTS = StructType(
     [
         *columns("topic string, partition long, offset long, subscription string").fields,
         *[
-            StructField(name, columns(kind) if " " in kind else columns(f"x {kind}")["x"].dataType)
+            StructField(name, columns(kind)) if " " in kind else columns(f"{name} {kind}")[name]
             for name, (_, kind, *_) in _COLUMNS.items()
         ],
     ]
@@ -222,6 +222,11 @@ def added_up(*frames: DataFrame) -> DataFrame:
     # Repartitioned first: partial sums would be wider than the rows, and hardly fewer.
     grouped = rows.repartition(*PLACE).groupBy(*KEY)
     return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
+
+
+def message_id() -> Column:
+    """Return the id of the message of a row of parts: that in its parts, else the place of its record."""
+    return F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", F.concat_ws("/", *PLACE))
 
 
 def names_of(part: str) -> list[str]:

@@ -16,7 +16,6 @@ from itertools import groupby
 from operator import attrgetter
 from typing import Any, NamedTuple
 
-import numpy as np
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -100,9 +99,8 @@ class ChosenDeadLetters:
         except (PySparkException, Py4JError) as error:
             what = "reading the dead letters failed" if request.where is None else f"--where {request.where!r} fails"
             raise PipelineError(f"{what}: {sentence(error)}") from error
-        partitions, offsets, self._died_ms = (places.column(name).to_numpy() for name in places.column_names)
-        order = np.lexsort((offsets, partitions))
-        self._partitions, self._offsets = partitions[order], offsets[order]
+        in_order = places.sort_by([("partition", "ascending"), ("offset", "ascending")])
+        self._partitions, self._offsets, self._died_ms = (column.to_numpy() for column in in_order.columns)
 
     def __len__(self) -> int:
         return len(self._offsets)

@@ -19,7 +19,7 @@ from marq.wire.names import Names
 from pipeline import incarnations
 from pipeline.errors import PipelineError
 from pipeline.lake import Commit, Lake, batch_place
-from pipeline.lifecycle import LIFECYCLE
+from pipeline.lifecycle import LIFECYCLE, records_of
 from pipeline.record_parts import ABOUT_NO_RECORD, HAS_ID, PLACE
 from pipeline.spans import show_ms
 from pipeline.subscriptions import named
@@ -141,7 +141,4 @@ class Removal:
 
 def _places(messages: DataFrame) -> DataFrame:
     """Return the places of all records of messages, with their ids."""
-    records = messages.select("id", F.explode("deliveries").alias("delivery"))
-    return records.select(
-        "id", *[F.col(f"delivery.{name}").alias(gone) for name, gone in zip(PLACE, _GONE, strict=True)]
-    )
+    return records_of(messages, "id").toDF("id", *_GONE)

@@ -17,6 +17,7 @@ A RESCHEDULE or CANCEL that names no queue is about the messages of all queues a
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -97,19 +98,20 @@ class Subscription:
 class Subscriptions:
     """All subscriptions of a namespace: those that ``ingest`` found in definitions, and those in markers."""
 
-    def __init__(
-        self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark] = ()
-    ) -> None:
+    def __init__(self, spark: SparkSession, names: Names, known: Iterable[Subscription], marks: Iterable[Mark]) -> None:
         self._spark = spark
         self._names = names
         # Definitions are read before the markers, and may have been compacted.
         told = [Subscription(*mark[:2]) for mark in marks if names.is_senders_topic(mark[1])]
         by_pair = {(subscription.queue, subscription.topic): subscription for subscription in [*told, *known]}
-        self._all = [by_pair[pair] for pair in sorted(by_pair)]
+        self._all: dict[Pair, Subscription] = dict(sorted(by_pair.items()))
+        #: Topic and queue of each, and the topics of several queues.
+        self._pairs = [(topic, queue) for queue, topic in self._all]
+        self._shared = sorted(topic for topic, count in Counter(topic for topic, _ in self._pairs).items() if count > 1)
 
     def document(self) -> list[list[Any]]:
         """Return queue, topic and whether it is current, of each."""
-        return [[subscription.queue, subscription.topic, subscription.current] for subscription in self._all]
+        return [[queue, topic, subscription.current] for (queue, topic), subscription in self._all.items()]
 
     def of(self, queue: Column, topic: Column) -> Column:
         """Return the subscription of a row."""
@@ -119,10 +121,7 @@ class Subscriptions:
         """Return a row for each queue of each record, with its ``queue`` and ``subscription``."""
         if not self._all:
             return messages.withColumn("subscription", F.lit(""))
-        pairs = self._spark.createDataFrame(
-            [(subscription.topic, subscription.queue) for subscription in self._all],
-            "topic string, subscription string",
-        )
+        pairs = self._spark.createDataFrame(self._pairs, "topic string, subscription string")
         rows = messages.join(F.broadcast(pairs), "topic", "left")
         queue, subscription = F.coalesce("subscription", "queue"), F.coalesce("subscription", F.lit(""))
         return rows.withColumns({"queue": queue, "subscription": subscription})
@@ -132,24 +131,18 @@ class Subscriptions:
 
         ``holders`` are those of :meth:`holders`: they give the queue of an ACK. A request becomes a row for each queue.
         """
-        topics: dict[str, list[str]] = {}
-        for subscription in self._all:
-            topics.setdefault(subscription.topic, []).append(subscription.queue)
         rows = markers.withColumn("subscription", self.of(F.col("queue"), F.col("topic")))
-        if not topics:
+        if not self._all:
             return rows
-        kind, unnamed = F.col("kind"), F.col("queue") == ""
-        mixed = F.when((kind == "ACK") & unnamed, F.col("topic"))
-        asked = F.when(kind.isin(*_REQUESTS) & unnamed, F.col("topic"))
-        rows = rows.withColumns({"mixed": mixed, "asked": asked})
-        pairs = [(topic, queue) for topic, queues in topics.items() for queue in queues]
-        every = self._spark.createDataFrame(pairs, "asked string, each string")
-        rows = rows.join(F.broadcast(every), "asked", "left")
-        single = [(topic, queues[0]) for topic, queues in topics.items() if len(queues) == 1]
-        only = self._spark.createDataFrame(single, "mixed string, only string")
-        rows = rows.join(F.broadcast(only), "mixed", "left")
-        queues = [F.col("each"), F.col("only")]
+        topic, unnamed = F.col("topic"), F.col("queue") == ""
+        is_ack, is_request = (F.col("kind") == "ACK") & unnamed, F.col("kind").isin(*_REQUESTS) & unnamed
+        # An ACK of a topic of one queue is about that queue's message.
+        asked = F.when(is_request | (is_ack & ~topic.isin(self._shared)), topic)
+        every = self._spark.createDataFrame(self._pairs, "asked string, each string")
+        rows = rows.withColumn("asked", asked).join(F.broadcast(every), "asked", "left")
+        queues = [F.col("each")]
         if holders is not None:
+            rows = rows.withColumn("mixed", F.when(is_ack, topic))
             rows = rows.join(F.broadcast(holders), ["mixed", "holder"], "left")
             queues.append(F.col("held_for"))
         return rows.withColumn("subscription", F.coalesce(*queues, "subscription")).select(
@@ -161,34 +154,31 @@ class Subscriptions:
 
         A holder serves one group, and the queues of a group have different topics. ``carried`` are rows of parts.
         """
-        topics = [subscription.topic for subscription in self._all]
-        shared = sorted({topic for topic in topics if topics.count(topic) > 1})
-        if not shared:
+        if not self._shared:
             return None
         acquired = markers.where(F.col("kind") == "ACQUIRE").select("topic", "holder", F.col("queue").alias("held_for"))
         for parts in carried:
             for name in ("acquired", "acquired_last"):
                 acquired = acquired.union(parts.select("topic", f"{name}.holder", "subscription"))
-        rows = acquired.where(F.col("topic").isin(shared) & F.col("holder").isNotNull())
+        rows = acquired.where(F.col("topic").isin(self._shared) & F.col("holder").isNotNull())
         return rows.groupBy(F.col("topic").alias("mixed"), "holder").agg(F.min("held_for").alias("held_for"))
 
     def reading(
-        self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]], purges: Iterable[PurgeEnd] = ()
+        self, marks: Iterable[Mark], partitions: Mapping[str, Iterable[int]], purges: Iterable[PurgeEnd]
     ) -> DataFrame:
         """Return the rows of :data:`READING`; ``partitions`` are those of each topic."""
         purged = {(queue, topic, partition): (end, at_ms) for queue, topic, partition, end, at_ms in purges}
         runs = {(queue, topic, partition): runs for queue, topic, partition, runs in marks}
-        by_pair = {(subscription.queue, subscription.topic): subscription for subscription in self._all}
         wanted = {
             *runs,
             *purged,
-            *((*pair, partition) for pair in by_pair for partition in partitions.get(pair[1], ())),
+            *((*pair, partition) for pair in self._all for partition in partitions.get(pair[1], ())),
         }
         rows = [
             (
                 *place,
                 runs.get(place),
-                *by_pair.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]),
+                *self._all.get(place[:2], Subscription(*place[:2], current=True)).limits(place[2]),
                 *purged.get(place, (None, None)),
             )
             for place in sorted(wanted)
@@ -211,14 +201,14 @@ class Subscriptions:
         topics = {topic for _, topic in current}
         read_before, read = _ends(marks_before), _ends(marks)
         rows = []
-        for subscription in self._all:
-            if subscription.topic not in topics or current.get((subscription.queue, subscription.topic)):
+        for (queue, topic), subscription in self._all.items():
+            if topic not in topics or current.get((queue, topic)):
                 continue
-            for partition in partitions.get(subscription.topic, ()):
-                place = (subscription.queue, subscription.topic, partition)
+            for partition in partitions.get(topic, ()):
+                place = (queue, topic, partition)
                 after, upto = read_before.get(place, -1), _ENDLESS if subscription.current else read.get(place, -1)
                 if after < upto:
-                    rows.append((subscription.topic, partition, subscription.queue, after, upto))
+                    rows.append((topic, partition, queue, after, upto))
         return self._spark.createDataFrame(rows, _MISSED) if rows else None
 
 

@@ -68,10 +68,7 @@ GROUP BY stream;
 CREATE OR REPLACE TEMP TABLE committed_places AS
 SELECT
     split_part(filename, '/', -2) AS stream,
-    unnest(coalesce(
-        CAST(content::JSON -> 'places' AS VARCHAR[]),
-        map_values(CAST(content::JSON -> 'tables' AS MAP(VARCHAR, VARCHAR)))
-    )) AS place
+    unnest(CAST(content::JSON -> 'places' AS VARCHAR[])) AS place
 FROM read_text(getvariable('data') || '/_commits/*/*.json')
 WHERE filename IN (SELECT file FROM last_commits) AND split_part(filename, '/', -2) IN ('lifecycle', 'audit', 'stats');
 
@@ -104,9 +101,7 @@ CREATE OR REPLACE MACRO table_query(name, columns) AS (
             'SELECT COLUMNS(lambda name: name <> ''parts'') FROM read_parquet(['
             || list_aggregate(['''' || replace(file, '''', '''''') || '''' FOR file IN any_value(files)], 'string_agg', ', ')
             || '], union_by_name = true, hive_partitioning = false)'
-        WHEN name IN ('markers', 'messages', 'dead_letters') THEN
-            'SELECT unnest(NULL::STRUCT(' || columns || ')[], max_depth := 2)'
-        WHEN name IN (SELECT stream FROM last_commits) THEN
+        WHEN name IN ('markers', 'messages', 'dead_letters') OR name IN (SELECT stream FROM last_commits) THEN
             'SELECT unnest(NULL::STRUCT(' || columns || ')[], max_depth := 2)'
         ELSE
             'SELECT unnest([NULL::STRUCT(' || columns || ')], max_depth := 2) WHERE error('''

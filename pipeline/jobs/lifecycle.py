@@ -34,6 +34,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     spark = session("lifecycle")
     steps = StepLog()
-    rows = Run(spark, Lake(spark, options.data), steps.say).take()
-    print(f"lifecycle of {rows['messages']:,} messages in {steps.seconds():.1f} s", flush=True)
+    count = Run(spark, Lake(spark, options.data), steps.say).take()
+    print(f"lifecycle of {count:,} messages in {steps.seconds():.1f} s", flush=True)
     return 0

@@ -84,12 +84,9 @@ def connection(environment: Mapping[str, str]) -> Connection:
 @pytest.fixture(scope="session")
 def stories(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
     """One message of each fate, as ingested; one of them is lost, and the fact of one is overdue."""
-    from tests.pipeline.directory import Directory
-    from tests.pipeline.stories import MESSAGES_TOPIC, told
+    from tests.pipeline.stories import directory_for, told
 
-    directory = Directory(
-        spark, tmp_path_factory.mktemp("stories"), {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}}
-    )
+    directory = directory_for(spark, tmp_path_factory.mktemp("stories"))
     directory.bring(told()[0].tables())
     return directory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from pipeline.lake import ROUNDS, Lake
+from pipeline.lifecycle_runs import Run
 from pipeline.subscriptions import Subscription
-from pipeline.tables import DAYS, STREAMS
+from pipeline.tables import DAYS, LIFECYCLE_TABLE, STREAMS
 
 Offsets = dict[str, dict[str, int]]
 
@@ -45,9 +46,9 @@ class Directory:
     #: Properties of the rounds' commits.
     first: Offsets = field(default_factory=dict)
     begins: Offsets = field(default_factory=dict)
-    held_back: Sequence[str] = ()
-    without_dead_letters: Sequence[str] = ()
-    without_order: Sequence[str] = ()
+    held_back: Collection[str] = ()
+    without_dead_letters: Collection[str] = ()
+    without_order: Collection[str] = ()
     backoffs: Mapping[str, int] = field(default_factory=lambda: {"*": 600_000})
     paused_at: Mapping[str, int] = field(default_factory=lambda: {"*": 0})
     truncated: bool = False
@@ -73,6 +74,12 @@ class Directory:
         for date in dates.unique().to_pylist():
             yield f"date={date}", rows.filter(pc.equal(dates, date))
 
+    def lifecycle(self, tables: Tables) -> DataFrame:
+        """Add a round with some rows, run ``lifecycle``, and return its table."""
+        self.bring(tables)
+        Run(self.spark, self.lake).take()
+        return self.lake.read(LIFECYCLE_TABLE)
+
     def bring(self, tables: Tables) -> None:
         """Add a round with some rows."""
         for stream in STREAMS:
@@ -84,10 +91,9 @@ class Directory:
             for folder, part in self._parts(rows, DAYS[stream]):
                 (stage / folder).mkdir(exist_ok=True)
                 pyarrow.parquet.write_table(part, stage / folder / "part-0.parquet")
-            self.lake.publish(stream, number, {stream: ""}, {"rows": {stream: rows.num_rows}, "begin": {}, "end": {}})
+            self.lake.publish(stream, number, {stream: ""}, {})
         round_ = {
             "last": dict(self._batches),
-            "end": {},
             "begins": self.begins,
             "first": {"messages": self.first, "markers": {"marq.markers": {"0": int(self.truncated)}}},
             "held_back": sorted(self.held_back),

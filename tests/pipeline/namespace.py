@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Self
 
-from confluent_kafka import Producer
+from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 from pyspark.sql import SparkSession
 
@@ -80,12 +80,17 @@ class Namespace:
         for batch in batches:
             self.write(self.names.markers, encode(batch), partition=partition, producer=producer)
 
-    def many(self, topic: str, values: Sequence[bytes | None], key: bytes | None = b"emails") -> None:
-        """Write records to all partitions in turn."""
-        for number, value in enumerate(values):
-            self._producer.produce(topic, value, key, number % PARTITIONS)
+    def send(self, count: int) -> None:
+        """Write messages to all partitions in turn."""
+        for number in range(count):
+            self._producer.produce(self.names.messages, b"v", b"emails", number % PARTITIONS)
             self._producer.poll(0)
         self._producer.flush(30)
+
+    def delete_records(self, topic: str, before: int, partition: int = 0) -> None:
+        """Delete the records before an offset, as retention does."""
+        [deleted] = self.admin.delete_records([TopicPartition(topic, partition, before)]).values()
+        deleted.result(30)
 
     @contextmanager
     def transaction(self, *, commit: bool) -> Iterator[Producer]:

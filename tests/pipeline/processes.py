@@ -8,10 +8,12 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+#: Time for a loaded machine to start Spark and begin the work; an idle one takes a tenth.
 LIMIT_SECONDS = 400
 #: As on the smallest machine that the pipeline is made for; processes of tests share one.
 SETTINGS = {"PYSPARK_SUBMIT_ARGS": "--master local[2] --driver-memory 1g pyspark-shell"}
@@ -35,6 +37,10 @@ def run(words: Sequence[str], directory: Path, settings: Mapping[str, str]) -> s
     )  # fmt: skip
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: no handler of the code under test catches it."""
+
+
 @contextlib.contextmanager
 def killed(words: str, settings: Mapping[str, str], directory: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Start a job, and kill it with its Java (SIGKILL) at the end of the block."""
@@ -49,3 +55,13 @@ def killed(words: str, settings: Mapping[str, str], directory: Path) -> Iterator
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+
+
+def kill_when(pattern: str, data: Path, words: str, settings: Mapping[str, str], directory: Path) -> None:
+    """Start a job, and kill it as soon as the data directory has a file or directory like this."""
+    with killed(words, settings, directory) as process:
+        limit = time.monotonic() + LIMIT_SECONDS
+        while not any(data.glob(pattern)):
+            assert process.poll() is None, "it ended before it was killed"
+            assert time.monotonic() < limit
+            time.sleep(0.002)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from pyspark.sql import SparkSession
+
 from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
-from tests.pipeline.directory import Tables, arrow
+from tests.pipeline.directory import Directory, Tables, arrow
 
 BEGIN = datetime(2026, 1, 5, tzinfo=UTC)
 MESSAGES_TOPIC, LETTERS_TOPIC = "marq.messages", "marq.dead-letters"
@@ -26,6 +29,13 @@ class Log:
     markers: list[dict[str, Any]] = field(default_factory=list)
     messages: list[dict[str, Any]] = field(default_factory=list)
     letters: list[dict[str, Any]] = field(default_factory=list)
+    #: The contents of the round before.
+    after: Log | None = None
+
+    @property
+    def end(self) -> int:
+        """The offset of the next marker."""
+        return len(self.markers) + (0 if self.after is None else self.after.end)
 
     def record(self, offset: int, seconds: float, *, copy_of: str | None = None, attempt: int | None = None) -> str:
         row = {"topic": MESSAGES_TOPIC, "partition": 0, "offset": offset, "sent_at": at(seconds), "queue": "q"}
@@ -38,7 +48,7 @@ class Log:
         self.letters.append({**row, "size": 5, "id": id_, "reason": "bad", **origin})
 
     def say(self, kind: str, offset: int | None, seconds: float, topic: str = MESSAGES_TOPIC, **said: Any) -> None:
-        row = {"log_partition": 0, "log_offset": len(self.markers), "index": 0, "logged_at": at(seconds), "version": 1}
+        row = {"log_partition": 0, "log_offset": self.end, "index": 0, "logged_at": at(seconds), "version": 1}
         who = {"holder": "a" * 16, "queue": "q", "topic": topic, "partition": 0, "offset": offset}
         if kind == "ACQUIRE":
             said = {"lease_ms": LEASE_MS, "from_offset": offset, "attempt": 1, "size": 5, **said}
@@ -48,6 +58,11 @@ class Log:
 
     def tables(self) -> Tables:
         return Tables(arrow(self.markers, MARKERS), arrow(self.messages, MESSAGES), arrow(self.letters, DEAD_LETTERS))
+
+
+def directory_for(spark: SparkSession, path: Path, *, dated: bool = False) -> Directory:
+    """Return a directory for the stories: retention has removed a record since the first ingest."""
+    return Directory(spark, path, {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}}, dated=dated)
 
 
 def told() -> tuple[Log, dict[str, dict[str, Any]]]:

@@ -19,9 +19,7 @@ from tests.pipeline.conftest import Command
 from tests.pipeline.processes import ROOT, run
 
 JOB = "try_out"
-STOPPED = (
-    "Spark stopped in the middle of the job, because its Java process was ended or ran out of memory: run the job again"
-)
+STOPPED = "Spark's Java process was ended or ran out of memory: run the job again"
 #: Errors of jobs whose Java process was ending (Spark 4.2.0).
 ENDING_JAVA = (
     "org.apache.spark.SparkException: Job 3 cancelled because SparkContext was shut down",
@@ -120,9 +118,12 @@ def test_the_data_directory_is_the_argument_else_the_variable_else_the_default(
             ValueError("first line\nsecond line"),
             f"first line (details: python -m pipeline {JOB} … --traceback)",
         ),
-        *[(RuntimeError(text), f"{STOPPED} (details: python -m pipeline {JOB} … --traceback)") for text in ENDING_JAVA],
+        *[
+            (error, f"{STOPPED} (details: python -m pipeline {JOB} … --traceback)")
+            for error in (ConnectionRefusedError(111, "refused"), *map(RuntimeError, ENDING_JAVA))
+        ],
     ],
-    ids=["ours", "marq's", "package", "other", "stopped", "no-bus", "no-scheduler"],
+    ids=["ours", "marq's", "package", "other", "no-java", "stopped", "no-bus", "no-scheduler"],
 )
 def test_an_error_is_one_line(command: Command, job: Job, error: Exception, sentence: str) -> None:
     job(raising(error))

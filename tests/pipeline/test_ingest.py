@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.dataset
 import pytest
-from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from marq.settings.definitions import quarantine_key
@@ -30,21 +29,21 @@ from marq.wire.names import Names
 from marq.wire.quarantines import Quarantine, digest
 from marq_worker.broker import EmbeddedBroker
 from pipeline.errors import PipelineError
-from pipeline.ingest import Ingest
+from pipeline.ingest import Ingest, _share
 from pipeline.kafka import Connection, TopicAdmin
 from pipeline.lake import ROUNDS, Lake
 from pipeline.subscriptions import Subscription
-from pipeline.tables import CORRUPT, DEAD_LETTERS, MARKERS, MESSAGES
+from pipeline.tables import CORRUPT, STREAMS
 from tests.client.waiting import wait_until
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace, Place, ingest
+from tests.pipeline.processes import Killed
 from tests.unit.core.batches import ack, acquire, release
 
 pytestmark = pytest.mark.timeout(900)
+IN_2024 = datetime(2024, 1, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
 #: Within the retention of a new topic.
 NOW_MS = time.time_ns() // 1_000_000
-TABLES = {"markers": MARKERS, "corrupt": CORRUPT, "messages": MESSAGES, "dead_letters": DEAD_LETTERS}
-STREAMS = {"markers": "markers", "corrupt": "markers", "messages": "messages", "dead_letters": "dead_letters"}
 
 
 @pytest.fixture
@@ -60,16 +59,12 @@ def lake(spark: SparkSession, data: Path) -> Lake:
 
 def table(lake: Lake, name: str) -> DataFrame:
     """Return a table according to its commits."""
-    last = lake.last_commit(STREAMS[name])
-    return lake.table(name, TABLES[name], -1 if last is None else last["batch"])
+    last = lake.last_commit("markers" if name == "corrupt" else name)
+    return lake.table(name, {**STREAMS, "corrupt": CORRUPT}[name], -1 if last is None else last["batch"])
 
 
 def by_place(lake: Lake, name: str = "messages") -> dict[Place, Row]:
     return {(row.topic, row.partition, row.offset): row for row in table(lake, name).collect()}
-
-
-def day(year: int, month: int = 1) -> datetime:
-    return datetime(year, month, 1)  # noqa: DTZ001 - Spark's rows have UTC without saying so
 
 
 class Ingested(NamedTuple):
@@ -123,7 +118,7 @@ def messages_of(made: Namespace) -> dict[Place, dict[str, Any]]:
         of(("marq-id", b"")): {"id": None},
         of(("marq-id", b"\xff")): {"id": "\ufffd"},
         of(("marq-error", b"a\xffb")): {"error": "a\ufffdb"},
-        of(("marq-first-sent", b"1704067200000")): {"first_sent_at": day(2024)},
+        of(("marq-first-sent", b"1704067200000")): {"first_sent_at": IN_2024},
         of(("marq-first-sent", b"99999999999999999999")): {"first_sent_at": None},
         of(("marq-deliver-at", b"253402300799999")): {"deliver_at": datetime(9999, 12, 31, 23, 59, 59, 999000)},  # noqa: DTZ001
         of(("marq-deliver-at", b"253402300800000")): {"deliver_at": None},
@@ -164,7 +159,7 @@ def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingeste
     origins = {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()}
     assert origins == ingested.dead_letters
     first = found[next(iter(origins))]
-    assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", day(2024), 5)
+    assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", IN_2024, 5)
 
 
 def test_corrupt_markers_are_counted_and_set_aside(ingested: Ingested) -> None:
@@ -220,8 +215,7 @@ def test_topics_that_queues_name_are_read_and_a_second_round_brings_what_is_new(
     assert [row.kind for row in table(lake, "markers").orderBy("log_partition").collect()] == ["ACQUIRE", "ACK"]
     # Records that are gone are not those of a queue that names the topic later.
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"change:late")
-    [deleted] = made.admin.delete_records([TopicPartition(own, 1, 1)]).values()
-    deleted.result(30)
+    made.delete_records(own, 1, partition=1)
     assert command("ingest").out.startswith("ingested 0 markers, 0 corrupt, 0 messages, 0 dead_letters in ")
     assert [(subscription.queue, subscription.since) for subscription in found()] == [
         ("former", since), ("late", {"0": 0, "1": 1}), ("reports", since),
@@ -288,17 +282,13 @@ def test_other_readers_see_times_in_utc_also_those_of_the_year_9999(ingested: In
     assert max(filter(None, times["deliver_at"].to_pylist())) == datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
 
 
-class Killed(Exception):
-    """Simulates kill -9: nothing is cleaned up."""
-
-
 @pytest.mark.verify
 def test_after_a_death_at_any_step_the_next_round_leaves_each_record_once(
     spark: SparkSession, connection: Connection, made: Namespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made.mark(*[acquire([number]) for number in range(6)])
     made.write(made.names.markers, b"garbage")
-    made.many(made.names.messages, [b"v"] * 6)
+    made.send(6)
     lake = Lake(spark, str(tmp_path / "data"))
     steps = ("stage", "rename", "write_text", "delete")
     lots = random.Random(3)
@@ -338,6 +328,13 @@ def assert_each_record_once(lake: Lake, data: Path, counts: dict[str, int]) -> N
         assert len({*by_commits}) == len(by_commits) == count
         assert sorted(tuple(row[column] for column in key) for row in plain) == by_commits
         assert all(file.stat().st_size for file in (data / name).rglob("*.parquet"))
+
+
+def test_a_batch_has_the_same_part_of_each_partition_and_at_least_one_record() -> None:
+    ranges = {"a": {"0": (10, 110), "1": (0, 1)}, "b": {"0": (0, 900)}}
+
+    assert _share(ranges, 100) == {"a": {"0": (10, 19), "1": (0, 1)}, "b": {"0": (0, 89)}}
+    assert _share(ranges, 2_000) == ranges
 
 
 @pytest.mark.verify
@@ -401,11 +398,6 @@ def delete(made: Namespace, topic: str) -> None:
     wait_until(lambda: topic not in made.admin.list_topics(timeout=30).topics)
 
 
-def delete_records(made: Namespace, topic: str, before: int, partition: int = 0) -> None:
-    [gone] = made.admin.delete_records([TopicPartition(topic, partition, before)]).values()
-    gone.result(30)
-
-
 @pytest.mark.verify
 def test_one_topic_or_record_does_not_stop_the_others(
     spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
@@ -423,7 +415,7 @@ def test_one_topic_or_record_does_not_stop_the_others(
         made.write(names.queues, json.dumps({"topic": topic}).encode(), key=key)
         for _ in range(3):
             made.write(topic, timestamp_ms=NOW_MS)
-    delete_records(made, own, 2)
+    made.delete_records(own, 2)
     microseconds = made.write(odd, b"us", key=b"k", headers=[("a", b"b")], timestamp_ms=NOW_MS * 1_000)
     nanoseconds = made.write(odd, b"nanos", key=b"k", headers=[("marq-attempt", b"3")], timestamp_ms=NOW_MS * 10**6)
     after = made.write(odd, timestamp_ms=NOW_MS)
@@ -443,8 +435,8 @@ def test_one_topic_or_record_does_not_stop_the_others(
     again = made.write(own, b"again", timestamp_ms=NOW_MS)
     for _ in range(3):
         made.write(names.messages, key=b"emails")
-    delete_records(made, names.messages, 3)
-    delete_records(made, odd, 6)
+    made.delete_records(names.messages, 3)
+    made.delete_records(odd, 6)
     said: list[str] = []
 
     assert ingest(spark, connection, lake, say=said.append)["messages"] == 2
@@ -467,7 +459,7 @@ def test_one_topic_or_record_does_not_stop_the_others(
         assert not any(idle.round().values())
     assert lake.last_commit(ROUNDS) == round_
     # A directory with a commit for each batch would take longer to list each day.
-    assert [len(lake.commits(stream)) for stream in ("messages", ROUNDS)] == [2, 2]
+    assert [len(lake.names(f"_commits/{stream}")) for stream in ("messages", ROUNDS)] == [2, 2]
 
 
 @pytest.mark.verify
@@ -479,7 +471,7 @@ def test_a_topic_that_is_recreated_before_its_records_are_ingested_keeps_its_nam
     made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
     for _ in range(3):
         made.write(own)
-    delete_records(made, own, 3)
+    made.delete_records(own, 3)
     other = made.write(made.names.messages, key=b"emails")
     ingest(spark, connection, lake)
     recreate(made, own)

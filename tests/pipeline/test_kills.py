@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,7 @@ from pipeline.kafka import Connection
 from pipeline.lake import Lake
 from tests.pipeline.conftest import Command
 from tests.pipeline.namespace import Namespace, ingest
-from tests.pipeline.processes import killed
+from tests.pipeline.processes import LIMIT_SECONDS, kill_when, killed
 from tests.pipeline.test_ingest import assert_each_record_once, made, table
 from tests.pipeline.test_load import delivered
 from tests.unit.core.batches import acquire
@@ -26,22 +25,11 @@ from tests.worker.test_dead_letters import yard_of
 
 __all__ = ["made"]
 pytestmark = [pytest.mark.verify, pytest.mark.timeout(1_200)]
-#: Time for a loaded machine to start Spark and begin the work; an idle one takes a tenth.
-LIMIT_SECONDS = 400.0
 COUNTS = {"markers": 300, "messages": 60}
 
 
-def exists(*patterns: str) -> Callable[[Path], bool]:
-    """Return whether the data directory has all of these."""
-    return lambda data: all(any(data.glob(pattern)) for pattern in patterns)
-
-
 #: While a batch is written; when it is renamed, about its commit; when it is committed.
-MOMENTS = [
-    exists("_staging/markers-*/_temporary"),
-    exists("markers/batch=000000001"),
-    exists("_commits/markers/000000003.json"),
-]
+MOMENTS = ("_staging/markers-*/_temporary", "markers/batch=000000001", "_commits/markers/000000003.json")
 
 
 def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
@@ -49,15 +37,10 @@ def test_after_kills_in_mid_batch_a_rerun_gives_what_an_undisturbed_one_gives(
     made: Namespace,
 ) -> None:  # fmt: skip
     made.mark(*[acquire([number]) for number in range(300)])
-    made.many(made.names.messages, [b"v"] * 60)
+    made.send(60)
 
     for moment in MOMENTS:
-        with killed("ingest --markers-limit 60 --records-limit 20", environment, tmp_path) as process:
-            limit = time.monotonic() + LIMIT_SECONDS
-            while not moment(data):
-                assert process.poll() is None, "it ended before it was killed"
-                assert time.monotonic() < limit
-                time.sleep(0.002)
+        kill_when(moment, data, "ingest --markers-limit 60 --records-limit 20", environment, tmp_path)
     lake, undisturbed = Lake(spark, str(data)), Lake(spark, str(tmp_path / "undisturbed"))
     ingest(spark, connection, lake, limits=(60, 20))
     ingest(spark, connection, undisturbed, limits=(60, 20))

@@ -23,10 +23,10 @@ from pipeline.lifecycle_runs import Run
 from pipeline.live_windows import LiveWindows, _merged, busiest
 from pipeline.maintenance import Maintenance
 from pipeline.statistics import EVENTS, MEASURED, statistics
-from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES, STREAMS
+from pipeline.tables import DEAD_LETTERS, MARKERS, MESSAGES
 from pipeline.windows import Windows, span
 from tests.pipeline.directory import Directory, Tables, arrow
-from tests.pipeline.stories import BEGIN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.stories import BEGIN, Log, at, directory_for, told
 from tests.pipeline.test_worlds import rounds as cut
 from tests.pipeline.worlds import Worlds
 
@@ -77,10 +77,6 @@ def rounds(log: Log, *ends: float) -> Iterator[Tables]:
         begin = end
 
 
-def directory(spark: SparkSession, path: Path) -> Directory:
-    return Directory(spark, path, {MESSAGES_TOPIC: {"0": -1}}, {MESSAGES_TOPIC: {"0": 0}})
-
-
 def of_queues(windows: Rows) -> Rows:
     return {key: row for key, row in windows.items() if key[0]}
 
@@ -110,7 +106,7 @@ ENDS = (1.6, 3.2, 33.1, 200)
 @pytest.fixture(scope="module")
 def in_rounds(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
     """The stories in several rounds, with a run after each that merges directories; runs of the third are killed."""
-    found = directory(spark, tmp_path_factory.mktemp("rounds"))
+    found = directory_for(spark, tmp_path_factory.mktemp("rounds"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(live_windows, "MERGED_AT_ONCE", 2)
         for number, tables in enumerate(rounds(told()[0], *ENDS)):
@@ -127,7 +123,7 @@ def killed_at(directory: Directory, prefix: str, before: bool) -> None:
 
 
 def test_the_same_records_give_the_same_rows_as_stats_in_one_run(spark: SparkSession, tmp_path: Path) -> None:
-    whole = directory(spark, tmp_path)
+    whole = directory_for(spark, tmp_path)
     whole.bring(told()[0].tables())
 
     killed_at(whole, STATUS_FILE, False)
@@ -148,14 +144,8 @@ def test_the_same_records_give_the_same_rows_as_stats_in_several_runs_with_crash
 def test_worlds_under_faults_that_are_cut_into_rounds_give_the_same_rows_as_stats(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    worlds = Worlds()
-    for seed in range(200, 212):
-        worlds.add(seed)
-    found = Directory(
-        spark, tmp_path, worlds.first, worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters), without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-    )  # fmt: skip
+    worlds = Worlds.of(*range(200, 212))
+    found = worlds.directory(spark, tmp_path)
     whole = worlds.tables(spark)
     newest = max(row["logged_at"] for row in whole.markers.to_pylist())
     for tables in cut(whole, random.Random(5), 3):
@@ -218,13 +208,13 @@ def test_ingest_refuses_a_directory_without_its_commits(
     copy = tmp_path / "data"
     shutil.copytree(in_rounds.path, copy)
     lake = Lake(in_rounds.spark, str(copy))
-    lake.check_commits(STREAMS)
+    lake.check_commits()
 
     for path in (copy / "_commits").glob(deleted):
         shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     with pytest.raises(PipelineError, match=f"{copy}/{lacks}"):
-        lake.check_commits(STREAMS)
+        lake.check_commits()
 
 
 @pytest.mark.verify
@@ -233,7 +223,7 @@ def test_a_queue_that_gets_among_the_busiest_has_all_of_its_windows(spark: Spark
     for offset, (queue, seconds) in enumerate([("a", 1), ("a", 2), ("b", 3), *[("b", 70)] * 5]):
         log.record(offset, seconds)
         log.messages[-1]["queue"] = queue
-    two = directory(spark, tmp_path)
+    two = directory_for(spark, tmp_path)
     kept = []
     for tables in rounds(log, 60):
         two.bring(tables)
@@ -249,8 +239,26 @@ def test_a_queue_that_gets_among_the_busiest_has_all_of_its_windows(spark: Spark
 
 
 @pytest.mark.verify
+def test_the_minutes_of_a_queue_whose_name_has_a_line_separator_are_a_line_each(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """Any producer may write such a key. The second run reads what the first one wrote."""
+    log, queue = Log(), "a\u2028b"
+    for offset, seconds in enumerate((1, 61)):
+        log.record(offset, seconds)
+        log.messages[-1]["queue"] = queue
+    two = directory_for(spark, tmp_path)
+    for tables in rounds(log, 60):
+        two.bring(tables)
+        LiveWindows(spark, two.lake).update(NOW_MS)
+
+    minute = int(BEGIN.timestamp())
+    assert of_queues(written(tmp_path)) == {(queue, minute): {"sent": 1}, (queue, minute + 60): {"sent": 1}}
+
+
+@pytest.mark.verify
 def test_maintain_leaves_batches_that_the_windows_have_not_counted(spark: SparkSession, tmp_path: Path) -> None:
-    three = directory(spark, tmp_path)
+    three = directory_for(spark, tmp_path)
     first, *others = rounds(told()[0], 3.2, 33.1)
     three.bring(first)
     LiveWindows(spark, three.lake).update(NOW_MS)

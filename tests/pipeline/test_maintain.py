@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +17,6 @@ import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
-from pipeline import lake as lake_module
 from pipeline.audit import judged, verdict
 from pipeline.errors import PipelineError
 from pipeline.kafka import Connection
@@ -31,9 +29,10 @@ from pipeline.tables import DAYS, MARKERS, STREAMS
 from tests.pipeline.conftest import Command
 from tests.pipeline.directory import Directory, Tables
 from tests.pipeline.namespace import Namespace, ingest
-from tests.pipeline.processes import LIMIT_SECONDS, ROOT, killed
-from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, told
+from tests.pipeline.processes import Killed, kill_when
+from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at, directory_for, told
 from tests.pipeline.test_ingest import assert_each_record_once, made
+from tests.pipeline.test_views import opened
 from tests.pipeline.worlds import LOSSES, Worlds
 from tests.simulation.world import Plan
 from tests.unit.core.batches import acquire
@@ -66,23 +65,11 @@ def rounds(tables: Tables, count: int) -> Iterator[Tables]:
 @pytest.fixture(scope="module")
 def grown(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Directory:
     """A directory after several rounds, each with a run of the lifecycle; one more round is still to be processed."""
-    worlds = Worlds()
-    for seed in SEEDS:
-        worlds.add(seed)
-    directory = Directory(
-        spark,
-        tmp_path_factory.mktemp("grown"),
-        first=worlds.first,
-        begins=worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters),
-        without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-        dated=True,
-    )
+    worlds = Worlds.of(*SEEDS)
+    directory = worlds.directory(spark, tmp_path_factory.mktemp("grown"), dated=True)
     *earlier, last = rounds(worlds.tables(spark), ROUNDS + 1)
     for tables in earlier:
-        directory.bring(tables)
-        Run(spark, directory.lake).take()
+        directory.lifecycle(tables)
     directory.bring(last)
     return directory
 
@@ -92,11 +79,15 @@ def expected(spark: SparkSession, grown: Directory) -> Rows:
     return contents(Lake(spark, str(grown.path)))
 
 
+def copy_of(grown: Directory, path: Path) -> Lake:
+    shutil.copytree(grown.path, path)
+    return Lake(grown.spark, str(path))
+
+
 @pytest.fixture
-def lake(spark: SparkSession, grown: Directory, tmp_path: Path) -> Lake:
+def lake(grown: Directory, tmp_path: Path) -> Lake:
     """A copy of it."""
-    shutil.copytree(grown.path, tmp_path / "copy")
-    return Lake(spark, str(tmp_path / "copy"))
+    return copy_of(grown, tmp_path / "copy")
 
 
 def folder(lake: Lake) -> Path:
@@ -128,12 +119,6 @@ def maintain(spark: SparkSession, lake: Lake, **older: int) -> MaintenanceResult
     return Maintenance(spark, lake, TARGET).run(**older)
 
 
-def of_views(lake: Lake) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect()
-    connection.execute("SET VARIABLE data = $data", {"data": str(folder(lake))})
-    return connection.execute((ROOT / "pipeline" / "views.sql").read_text())
-
-
 def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, command: Command) -> None:
     before = listed(lake)
     parquet = [name for name in files(lake) if name.endswith(".parquet")]
@@ -159,8 +144,7 @@ def test_it_merges_the_files_and_keeps_the_rows(lake: Lake, expected: Rows, comm
 def test_later_runs_of_the_lifecycle_find_what_they_find_without_it(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
-    shutil.copytree(grown.path, tmp_path / "undisturbed")
-    undisturbed = Lake(spark, str(tmp_path / "undisturbed"))
+    undisturbed = copy_of(grown, tmp_path / "undisturbed")
     Run(spark, undisturbed).take()
 
     maintain(spark, lake)
@@ -202,31 +186,42 @@ def test_a_dry_run_shows_files_and_bytes_and_changes_nothing(lake: Lake, command
     assert files(lake) == before
 
 
-class KilledError(BaseException):
-    """Stands for SIGKILL: no handler of the code under test catches it."""
-
-
 #: Every change of a file system goes through one of these.
 CHANGES = ("delete", "rename", "_rename")
 
 
-def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> Callable[[], int]:
-    """Let a job die before its change with this number; return a function that counts the changes."""
+def kill_before(monkeypatch: pytest.MonkeyPatch, step: int) -> None:
+    """Let a job die before its change with this number."""
     count = 0
 
     def patched(change: Callable[..., None]) -> Callable[..., None]:
         def run(self: Lake, *arguments: Any) -> None:
             nonlocal count
             if count == step:
-                raise KilledError
+                raise Killed
             count += 1
             change(self, *arguments)
 
         return run
 
     for name in CHANGES:
-        monkeypatch.setattr(lake_module.Lake, name, patched(getattr(Lake, name)))
-    return lambda: count
+        monkeypatch.setattr(Lake, name, patched(getattr(Lake, name)))
+
+
+def killed_at_each_step(grown: Directory, path: Path, **older: int) -> Iterator[tuple[int, Lake]]:
+    """Kill the job before each of its changes; yield the number of each kill, from 1, and the directory after it."""
+    for step in range(1_000):
+        lake = copy_of(grown, path / str(step))
+        with pytest.MonkeyPatch.context() as patch:
+            kill_before(patch, step)
+            try:
+                maintain(grown.spark, lake, **older)
+            except Killed:
+                pass
+            else:
+                return
+        yield step + 1, lake
+        shutil.rmtree(folder(lake))
 
 
 def test_whenever_it_is_killed_each_record_counts_once(
@@ -235,36 +230,24 @@ def test_whenever_it_is_killed_each_record_counts_once(
     """Each job that reads the tables then sees each row once, and a second run ends as the first would have."""
     kills = 0
     open_exchanges = 0
-    for step in range(1_000):
-        path = tmp_path / str(step)
-        shutil.copytree(grown.path, path)
-        lake = Lake(spark, str(path))
-        with pytest.MonkeyPatch.context() as patch:
-            kill_before(patch, step)
-            try:
-                maintain(spark, lake)
-            except KilledError:
-                kills += 1
-            else:
-                break
+    for kills, lake in killed_at_each_step(grown, tmp_path):
         commit = lake.last_commit(MAINTAIN)
         if commit is not None and commit["open"]:
             open_exchanges += 1
             with pytest.raises(duckdb.InvalidInputException, match="run `python -m pipeline maintain` again"):
-                of_views(lake)
+                opened(folder(lake))
             assert lake.finish()
         else:
-            with of_views(lake) as views:
+            with opened(folder(lake)) as views:
                 found = views.execute("SELECT (SELECT count(*) FROM markers), (SELECT count(*) FROM lifecycle)")
                 assert found.fetchall() == [(len(expected["markers"]), len(expected[TABLE]))]
-        assert contents(lake) == expected, step
+        assert contents(lake) == expected, kills
         assert listed(lake) == {name: len(expected[name]) for name in STREAMS}
         maintain(spark, lake)
-        assert contents(lake) == expected, step
+        assert contents(lake) == expected, kills
         assert lake.names("_staging") == []
         assert lake.names("markers") == [f"batch={number:09}" for number in (ROUNDS - 1, ROUNDS)]
         assert len(lake.last_commit(TABLE)["closed"]) == 1  # type: ignore[index]
-        shutil.rmtree(path)
 
     assert kills > 20
     assert open_exchanges > 5
@@ -278,12 +261,7 @@ def test_after_sigkills_of_the_process_a_rerun_gives_what_an_undisturbed_one_giv
     spark: SparkSession, lake: Lake, expected: Rows, tmp_path: Path
 ) -> None:
     for moment in MOMENTS:
-        with killed(f"maintain --data {lake.path}", {}, tmp_path) as process:
-            limit = time.monotonic() + LIMIT_SECONDS
-            while not any(folder(lake).glob(moment)):
-                assert process.poll() is None, "it ended before it was killed"
-                assert time.monotonic() < limit
-                time.sleep(0.002)
+        kill_when(moment, folder(lake), f"maintain --data {lake.path}", {}, tmp_path)
         lake.finish()
         assert contents(lake) == expected, moment
 
@@ -301,13 +279,13 @@ def test_a_lifecycle_after_a_kill_finishes_the_exchange_first(
     with monkeypatch.context() as patch:
 
         def die(self: Lake, source: str, target: str) -> None:
-            raise KilledError
+            raise Killed
 
         patch.setattr(Lake, "rename", die)
-        with pytest.raises(KilledError):
+        with pytest.raises(Killed):
             maintain(spark, lake)
     with pytest.raises(duckdb.InvalidInputException, match="run `python -m pipeline maintain` again"):
-        of_views(lake)
+        opened(folder(lake))
     said: list[str] = []
 
     Run(spark, lake, said.append).take()
@@ -391,7 +369,7 @@ def test_ingest_and_lifecycle_go_on_after_a_merge(
     lake = Lake(spark, str(data))
     for number in range(3):
         made.mark(acquire([number]))
-        made.many(made.names.messages, [b"v"] * 4)
+        made.send(4)
         ingest(spark, connection, lake, payload=number > 0)
         Run(spark, lake).take()
 
@@ -493,8 +471,7 @@ def test_old_messages_leave_all_tables_and_the_others_stay_as_they_are(
 def test_a_round_after_a_removal_has_the_same_results(
     spark: SparkSession, lake: Lake, grown: Directory, tmp_path: Path
 ) -> None:
-    shutil.copytree(grown.path, tmp_path / "undisturbed")
-    undisturbed = Lake(spark, str(tmp_path / "undisturbed"))
+    undisturbed = copy_of(grown, tmp_path / "undisturbed")
     options = of_age(lake, 0.5)
 
     before = messages(lake).keys()
@@ -514,19 +491,9 @@ def test_of_many_worlds_the_others_stay_as_they_are(spark: SparkSession, tmp_pat
     worlds = Worlds()
     for seed in range(20, 32):
         worlds.add(seed, Plan(without=LOSSES, ids=seed % 2 == 0))
-    directory = Directory(
-        spark,
-        tmp_path,
-        first=worlds.first,
-        begins=worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters),
-        without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-        dated=True,
-    )
-    directory.bring(worlds.tables(spark))
+    directory = worlds.directory(spark, tmp_path, dated=True)
+    directory.lifecycle(worlds.tables(spark))
     lake = directory.lake
-    Run(spark, lake).take()
     before = messages(lake)
 
     for share in (0.3, 0.7):
@@ -548,44 +515,25 @@ def test_whenever_a_removal_is_killed_a_rerun_removes_the_same(
     expected = contents(lake)
     kept = messages(lake)
     kills = 0
-    for step in range(1_000):
-        path = tmp_path / str(step)
-        shutil.copytree(grown.path, path)
-        copy = Lake(spark, str(path))
-        with pytest.MonkeyPatch.context() as patch:
-            kill_before(patch, step)
-            try:
-                maintain(spark, copy, **options)
-            except KilledError:
-                kills += 1
-            else:
-                break
+    for kills, copy in killed_at_each_step(grown, tmp_path, **options):
         # The lifecycle has all of the old messages, or none; each of the others is right.
-        assert messages(copy) in (before, kept), step
+        assert messages(copy) in (before, kept), kills
         maintain(spark, copy, **options)
-        assert contents(copy) == expected, step
+        assert contents(copy) == expected, kills
         commit = copy.last_commit(TABLE)
         assert commit is not None
         assert commit["removed"]["messages"] == removed
-        shutil.rmtree(path)
 
     assert kills > 20
-
-
-def told_directory(spark: SparkSession, path: Path, **properties: Any) -> Directory:
-    """Return the stories, and of which the lifecycle knows."""
-    topics: dict[str, Any] = {"first": {MESSAGES_TOPIC: {"0": -1}}, "begins": {MESSAGES_TOPIC: {"0": 0}}}
-    return Directory(spark, path, **{**topics, "dated": True, **properties})
 
 
 def test_what_may_still_be_needed_stays(spark: SparkSession, tmp_path: Path) -> None:
     """Of the stories, messages that are open, lost or different stay, and dead letters, which can be redriven."""
     log = told()[0]
     log.say("TICK", None, 5_000, None, queue=None)
-    directory = told_directory(spark, tmp_path)
-    directory.bring(log.tables())
+    directory = directory_for(spark, tmp_path, dated=True)
+    directory.lifecycle(log.tables())
     lake = directory.lake
-    Run(spark, lake).take()
     before = messages(lake)
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(10_000)) + DAY_MS)
@@ -626,10 +574,9 @@ def test_messages_with_one_deduplication_id_go_together(
     spark: SparkSession, tmp_path: Path, before_s: int, left: list[int]
 ) -> None:
     """Without the first one, the second one would count as accepted and overdue."""
-    directory = told_directory(spark, tmp_path)
-    directory.bring(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
+    directory = directory_for(spark, tmp_path, dated=True)
+    directory.lifecycle(deduplicated({0: 10, 1: 280, 2: 2_000}).tables())
     lake = directory.lake
-    Run(spark, lake).take()
     assert [row.state for _, row in sorted(messages(lake).items())] == ["acked", "deduplicated", "acked"]
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(before_s)) + DAY_MS)
@@ -654,12 +601,11 @@ def test_messages_whose_record_is_still_in_a_queues_own_topic_stay(
     for row in log.messages:
         row.update(topic="own", queue=None)
     subscriptions = [Subscription("q", "own", current=True)]
-    directory = told_directory(
-        spark, tmp_path, first={"own": {"0": 0}}, begins={"own": {"0": begin}}, subscriptions=subscriptions
+    directory = Directory(
+        spark, tmp_path, {"own": {"0": 0}}, {"own": {"0": begin}}, subscriptions=subscriptions, dated=True
     )
-    directory.bring(log.tables())
+    directory.lifecycle(log.tables())
     lake = directory.lake
-    Run(spark, lake).take()
 
     maintain(spark, lake, older_ms=DAY_MS, now_ms=ms(at(4_000)) + DAY_MS)
 

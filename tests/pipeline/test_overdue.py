@@ -9,7 +9,6 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from marq.wire.markers import BLOCKED_MS
-from pipeline.lifecycle_runs import TABLE, Run
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import DRAWN, MESSAGES_TOPIC, Log, at
 
@@ -38,9 +37,7 @@ def told(spark: SparkSession, path: Path, log: Log, **settings: Any) -> dict[str
     for now in (0, 3_000):
         log.say("TICK", None, now, None, queue=None)
     directory = Directory(spark, path, {MESSAGES_TOPIC: {"0": 0}}, **settings)
-    directory.bring(log.tables())
-    Run(spark, directory.lake).take()
-    return {row.id: row for row in directory.lake.read(TABLE).collect()}
+    return {row.id: row for row in directory.lifecycle(log.tables()).collect()}
 
 
 def test_a_message_is_overdue_after_the_longest_backoff_of_its_queue(spark: SparkSession, tmp_path: Path) -> None:
@@ -87,9 +84,7 @@ def test_no_message_is_overdue_until_its_tracker_has_had_time_after_an_outage(
         for holder, now in ticks:
             log.say("TICK", None, now, None, queue=None, holder=holder)
             log.markers[-1]["log_offset"] = int(now)
-        directory.bring(log.tables())
-        Run(spark, directory.lake).take()
-        [row] = directory.lake.read(TABLE).collect()
+        [row] = directory.lifecycle(log.tables()).collect()
         return list(row.differences)
 
     log = Releases()

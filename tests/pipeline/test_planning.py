@@ -126,8 +126,6 @@ def test_loads_beyond_the_measurements_are_warned_about() -> None:
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
-        ({"rates": {}}, "there is no queue to plan for"),
-        ({"rates": {"emails": 0.0}}, "--rate 0 of queue emails: expected more than 0"),
         ({"replication": 0}, "--replication 0: expected 1 or more"),
         ({"headroom": 0.5}, "--headroom 0.5: expected a factor of 1 or more"),
         ({"delayed": -1}, "--delayed -1: expected 0 or more"),
@@ -135,7 +133,7 @@ def test_loads_beyond_the_measurements_are_warned_about() -> None:
 )
 def test_an_invalid_target_is_refused(wrong: dict[str, Any], said: str) -> None:
     with pytest.raises(PipelineError, match=said):
-        Target(**{"rates": {"emails": 1.0}, **wrong})
+        Target({"emails": 1.0}, **wrong)
 
 
 @pytest.mark.parametrize("texts", [["0"], ["-1"], ["emails=0"], ["nan"], ["many"], [""], ["inf"], ["emails="]])

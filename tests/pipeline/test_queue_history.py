@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from pyspark.sql import SparkSession
 
+from marq.settings.skipped_records import SkippedRecords
+from marq.wire.markers import Source
 from marq.wire.names import Names
+from pipeline.ingest import Ingest
 from pipeline.kafka import Connection
 from pipeline.lake import ROUNDS, Lake
 from pipeline.queue_history import QueueHistory
@@ -127,6 +131,18 @@ def test_a_record_that_is_nested_too_deeply_is_ignored_like_any_invalid_one() ->
     assert document["backoffs"] == {"*": 600_000, "a": 7_000_000}
 
 
+def test_a_subscription_skips_the_records_before_the_start_of_its_queue_and_no_purged_ones() -> None:
+    start, purge = SkippedRecords(1_000, {Source("orders", 0): 3}), SkippedRecords(0, {Source("orders", 1): 2})
+    records = {"file:a": {"topic": "orders"}, "file:b": {"topic": "orders"}}
+    records |= {"start:b": start.document(), "purge:a": purge.document()}
+    history = folded(*[(key, json.dumps(document)) for key, document in records.items()])
+    without_kafka: Any = SimpleNamespace(last_commit=lambda _: None, names=Names("marq"))
+
+    subscriptions = Ingest(without_kafka, without_kafka, without_kafka, without_kafka)._subscriptions(history, [])
+
+    assert [(subscription.queue, subscription.start) for subscription in subscriptions] == [("a", None), ("b", start)]
+
+
 def test_former_settings_count_after_compaction_has_removed_them(
     spark: SparkSession, connection: Connection, servers: str, names: Names, data: Path
 ) -> None:
@@ -135,8 +151,7 @@ def test_former_settings_count_after_compaction_has_removed_them(
     made.write(names.queues, json.dumps(former).encode(), key=b"file:emails")
     made.write(names.queues, b'{"paused": true}', key=b"file:emails")
     ingest(spark, connection, lake)
-    [deleted] = made.admin.delete_records([TopicPartition(names.queues, 0, 2)]).values()
-    deleted.result(30)
+    made.delete_records(names.queues, 2)
     made.write(names.queues, b"{}", key=b"file:emails")
 
     ingest(spark, connection, lake)

@@ -9,7 +9,6 @@ from datetime import datetime
 from typing import Any
 
 import pytest
-from confluent_kafka import TopicPartition
 from pyspark.sql import DataFrame, SparkSession
 
 from marq.kafka.topics import ensure_topics
@@ -203,8 +202,7 @@ def test_a_dead_letter_that_retention_removes_meanwhile_is_not_waited_for(
     for _ in range(2):
         topics.write(names.dead_letters, b"v", key=b"q")
     chosen = redriving.survey(spark, Connection.read(), request)
-    [removed] = topics.admin.delete_records([TopicPartition(names.dead_letters, 0, 1)]).values()
-    removed.result(30)
+    topics.delete_records(names.dead_letters, 1)
 
     result = redriving.Redrive(Connection.read(), chosen, request).run()
 

@@ -14,7 +14,7 @@ from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Source
 from marq.wire.names import incarnation
 from pipeline.audit import balanced, judged, verdict
-from pipeline.lifecycle_runs import TABLE, Run
+from pipeline.lifecycle_runs import TABLE
 from pipeline.subscriptions import Subscription
 from tests.pipeline.directory import Directory
 from tests.pipeline.stories import LETTERS_TOPIC, MESSAGES_TOPIC, Log, at
@@ -29,14 +29,6 @@ FACT = {"holder": "f" * 16}
 
 class Orders(Log):
     """Records of a topic that queues name, and what these do with them."""
-
-    def __init__(self, after: Log | None = None) -> None:
-        super().__init__()
-        self.before = 0 if after is None else after.end
-
-    @property
-    def end(self) -> int:
-        return self.before + len(self.markers)
 
     def sent(self, offset: int, seconds: float = 1) -> str:
         row = {"topic": TOPIC, "partition": 0, "offset": offset, "sent_at": at(seconds), "size": 5}
@@ -58,10 +50,6 @@ class Orders(Log):
         """An ACK of several queues."""
         self.of("", "ACK", offset, seconds, topic, holder=holder)
 
-    def say(self, kind: str, *words: Any, **said: Any) -> None:
-        super().say(kind, *words, **said)
-        self.markers[-1]["log_offset"] += self.before
-
 
 @pytest.fixture
 def directory(spark: SparkSession, tmp_path: Path) -> Directory:
@@ -72,9 +60,7 @@ def states(directory: Directory, log: Orders, seconds: float = 2_000) -> dict[tu
     """Ingest a log; return the state of each message by queue and id."""
     for now in (0, seconds):
         log.say("TICK", None, now, None, queue=None)
-    directory.bring(log.tables())
-    Run(directory.spark, directory.lake).take()
-    rows = directory.lake.read(TABLE).collect()
+    rows = directory.lifecycle(log.tables()).collect()
     found = {(row.queue, row.id): row.state for row in rows}
     assert len(found) == len(rows)
     return found
@@ -237,7 +223,7 @@ def test_a_loss_in_a_topic_that_the_first_ingest_did_not_know_is_found(directory
 
 
 def test_a_purge_cancels_unread_messages_and_hides_no_loss(directory: Directory) -> None:
-    log, later = Orders(), Orders()
+    log = Orders()
     ids = [log.sent(offset) for offset in range(6)]
     log.of("a", "ACQUIRE", 0, 1_990)
     log.of("a", "ACQUIRE", 2, 1_991, from_offset=1)
@@ -245,7 +231,7 @@ def test_a_purge_cancels_unread_messages_and_hides_no_loss(directory: Directory)
     found = states(directory, log)
 
     assert [found.get(("a", id_)) for id_ in ids] == ["leased", "lost", "leased", *["waiting"] * 3]
-    later.before = log.end
+    later = Orders(after=log)
     later.of("a", "PURGE", 5, 2_001)
     later.of("a", "ACK", 0, 2_002)
     found = states(directory, later, 2_003)

@@ -33,25 +33,12 @@ OVERTOOK = "delivered before an earlier message with its key was finished: "
 @pytest.fixture(scope="module")
 def worlds(spark: SparkSession) -> tuple[Worlds, Tables]:
     """Runs under faults in which nothing was lost."""
-    found = Worlds()
-    for seed in SEEDS:
-        found.add(seed)
+    found = Worlds.of(*SEEDS)
     return found, found.tables(spark)
 
 
 def verdict(spark: SparkSession, path: Path, worlds: Worlds, tables: Tables) -> Row:
-    directory = Directory(
-        spark,
-        path,
-        first=worlds.first,
-        begins=worlds.begins,
-        without_dead_letters=sorted(worlds.without_dead_letters),
-        without_order=sorted(worlds.without_order),
-        subscriptions=worlds.subscriptions,
-    )
-    directory.bring(tables)
-    Run(spark, directory.lake).take()
-    return audit.verdict(judged(directory.lake.read(TABLE)), drained=True)
+    return audit.verdict(judged(worlds.directory(spark, path).lifecycle(tables)), drained=True)
 
 
 def test_of_runs_under_faults_in_which_nothing_is_lost_nothing_is_wrong(
@@ -230,20 +217,14 @@ def rows_of(directory: Directory) -> dict[Message, TableRow]:
 def test_however_a_story_is_cut_into_rounds_its_end_is_the_same(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worlds = Worlds()
-    for seed in range(200, 212):
-        worlds.add(seed)
+    worlds = Worlds.of(*range(200, 212))
     whole = worlds.tables(spark)
     # So short that messages are closed in the middle of their stories, and opened again.
     monkeypatch.setattr(lifecycle_runs, "GRACE", "INTERVAL 20 MILLISECONDS")
     said: list[str] = []
     ends = []
     for name, pieces in (("whole", 1), ("cut", 3)):
-        directory = Directory(
-            spark, tmp_path / name, worlds.first, worlds.begins,
-            without_dead_letters=sorted(worlds.without_dead_letters), without_order=sorted(worlds.without_order),
-            subscriptions=worlds.subscriptions,
-        )  # fmt: skip
+        directory = worlds.directory(spark, tmp_path / name)
         for tables in rounds(whole, random.Random(5), pieces):
             directory.bring(tables)
             Run(spark, directory.lake, said.append).take()

@@ -10,7 +10,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, Self
 
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
@@ -20,9 +21,9 @@ from pipeline import records
 from pipeline.markers import _decode_all
 from pipeline.subscriptions import Subscription
 from pipeline.tables import MARKERS
-from tests.pipeline.directory import Tables, arrow
+from tests.pipeline.directory import Directory, Tables, arrow
 from tests.simulation.log import Partition
-from tests.simulation.world import Plan, World, inspect
+from tests.simulation.world import Plan, inspect
 
 SPREAD = 100
 NAMES = Names("marq")
@@ -46,13 +47,19 @@ class Worlds:
     without_dead_letters: set[str] = field(default_factory=set)
     without_order: set[str] = field(default_factory=set)
     subscriptions: list[Subscription] = field(default_factory=list)
-    worlds: dict[int, World] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, *seeds: int) -> Self:
+        """Return the worlds of some seeds."""
+        worlds = cls()
+        for seed in seeds:
+            worlds.add(seed)
+        return worlds
 
     def add(self, seed: int, plan: Plan | None = None) -> None:
         """Add the world of a seed, which must have come to its end."""
         result, _, world = inspect(seed, plan or Plan(without=LOSSES, ids=False))
         assert not result.failed, result.failed
-        self.worlds[seed] = world
         for source, log in world.messages.items():
             topic, number = _topic(source.topic, seed), source.partition + SPREAD * seed
             self.messages += _records(log, topic, number, seed)
@@ -83,6 +90,13 @@ class Worlds:
             records.messages(messages, NAMES.messages).toArrow(),
             records.dead_letters(letters).toArrow(),
         )
+
+    def directory(self, spark: SparkSession, path: Path, *, dated: bool = False) -> Directory:
+        """Return a directory for the rows."""
+        return Directory(
+            spark, path, self.first, self.begins, without_dead_letters=self.without_dead_letters,
+            without_order=self.without_order, subscriptions=self.subscriptions, dated=dated,
+        )  # fmt: skip
 
 
 def _frame(spark: SparkSession, rows: list[Row]) -> DataFrame:
