@@ -24,6 +24,7 @@ from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire, Batch, Reject, Release, Source, split
 
+T = TypeVar("T")
 LIMIT_S = 60.0
 P0, P1 = Source("t", 0), Source("t", 1)
 
@@ -70,6 +71,10 @@ class Times:
 
     def __init__(self, clock: Clock) -> None:
         self.now_s, self.wall_s, self.sleep = clock, time.time, clock.sleep
+
+    async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await waiting
 
 
 @dataclass
@@ -158,7 +163,6 @@ class FakeWriter:
     refuse_written: int = 0
     written: list[tuple[int, Batch]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    before: Callable[[], Awaitable[None]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:
