@@ -420,6 +420,7 @@ async def test_acks_of_several_queues_are_one_batch_and_late_ones_say_whose_they
 
     for message in reversed(taken):
         message._batch.ack(message.offset)
+    assert rig.settler.of(Ack) == []
     await rig.settled()
 
     acks = {each.queue: list(each.offsets) for each in rig.settler.of(Ack)}
