@@ -69,7 +69,7 @@ async def running(consumer: marq.Consumer, call: Callable[[], Any]) -> AsyncIter
     task = asyncio.create_task(call())
     yield task
     await consumer.stop()
-    await asyncio.gather(task, return_exceptions=True)
+    await task
 
 
 def numbered(queue: str, start: int, stop: int) -> list[tuple[str, bytes]]:

@@ -10,7 +10,7 @@ import pytest
 import marq
 from marq.wire.markers import Ack, Dispatch, Release
 from tests.conformance.backend import LIMIT_S, Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, running, take, take_one
 
 
 async def new_queue(backend: Backend, **settings: Any) -> str:
@@ -47,16 +47,14 @@ async def test_messages_are_dispatched_only_when_their_handlers_begin(backend: B
         seen.append((message.partition, message.offset))
         await asyncio.Event().wait()
 
-    async with backend.consumer(queue, shutdown_timeout=0) as consumer:
+    consumer = backend.consumer(queue, shutdown_timeout=0)
+    async with running(consumer, lambda: consumer.run(hang, concurrency=3)):
         await backend.producer.send_many(queue, [b"%d" % number for number in range(20)])
-        running = asyncio.create_task(consumer.run(hang, concurrency=3))
         await backend.until(lambda: len(seen) == 3)
 
-        dispatches = await dispatches_of(backend, queue, 3)
-        assert sorted((batch.source.partition, offset) for batch in dispatches for offset in batch.offsets) == sorted(
-            seen
-        )
-    await asyncio.gather(running, return_exceptions=True)
+        batches = await dispatches_of(backend, queue, 3)
+        dispatched = [(batch.source.partition, offset) for batch in batches for offset in batch.offsets]
+        assert sorted(dispatched) == sorted(seen)
 
 
 @pytest.mark.parametrize("delay", [None, 0.3], ids=["sent", "delayed"])
@@ -101,13 +99,11 @@ async def test_a_handler_that_fails_leaves_a_dead_letter(backend: Backend) -> No
         if message.value == b"again":
             raise marq.Retry(delay=0)
 
-    async with backend.consumer(queue) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=2)):
         await backend.producer.send_many(queue, [b"good", b"bad", b"again"])
         await backend.until(lambda: len(seen) == 3)
         letters = await backend.dead_letters(queue, 2)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
     assert sorted(letter.value for letter in letters) == [b"again", b"bad"]
     assert {letter.reason.split(":")[0] for letter in letters} == {"ValueError", "Retry"}
     assert sorted(seen) == [b"again", b"bad", b"good"]
@@ -122,11 +118,9 @@ async def test_a_handler_that_is_interrupted_leaves_a_dead_letter(backend: Backe
         await asyncio.Event().wait()
 
     consumer = backend.consumer(queue, shutdown_timeout=0.1)
-    async with consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"long")
         await backend.until(begun.is_set)
-    await asyncio.gather(running, return_exceptions=True)
     [letter] = await backend.dead_letters(queue)
     assert letter.reason == "interrupted: it may have been processed in part"
 

@@ -11,7 +11,7 @@ import pytest
 import marq
 from marq.wire.markers import Ack, Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, running, take, take_one
 
 #: How early a message may seem by the clock of a test: the broker's clock counts whole milliseconds.
 EARLY_S = 0.005
@@ -217,12 +217,10 @@ async def test_a_handler_gets_what_was_delayed(backend: Backend) -> None:
     async def handle(message: marq.Message) -> None:
         seen.append(message.value)
 
-    async with backend.consumer(queue) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"later", delay=0.5)
         await backend.until(lambda: bool(seen))
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
     assert seen == [b"later"]
 
 

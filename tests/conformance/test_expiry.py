@@ -11,7 +11,7 @@ import pytest
 import marq
 from marq.wire.markers import Acquire, Cause, Delay, Fact, Kind
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_comes, receiving_nothing, take, take_one
+from tests.conformance.receiving import nothing_comes, receiving_nothing, running, take, take_one
 from tests.conformance.test_delays import wall_s
 from tests.conformance.test_leases import RENEWED_S
 
@@ -165,17 +165,15 @@ async def test_the_first_messages_of_a_process_are_checked_too(backend: Backend)
 
 
 async def test_a_message_that_waits_behind_a_slow_handler_expires_in_the_prefetch_buffer(backend: Backend) -> None:
-    queue = backend.new_name()
-    async with backend.consumer(queue, lease=RENEWED_S) as consumer:
-        seen: list[bytes] = []
-        began, end = asyncio.Event(), asyncio.Event()
+    queue, seen, began, end = backend.new_name(), list[bytes](), asyncio.Event(), asyncio.Event()
 
-        async def handle(message: marq.Message) -> None:
-            seen.append(message.value)
-            began.set()
-            await end.wait()
+    async def handle(message: marq.Message) -> None:
+        seen.append(message.value)
+        began.set()
+        await end.wait()
 
-        running = asyncio.create_task(consumer.run(handle, concurrency=1))
+    consumer = backend.consumer(queue, lease=RENEWED_S)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=1)):
         await backend.producer.send(queue, b"slow")
         await backend.until(began.is_set)
         await backend.producer.send(queue, b"stale", expires_in=1.5)
@@ -183,8 +181,6 @@ async def test_a_message_that_waits_behind_a_slow_handler_expires_in_the_prefetc
         await backend.statistics_of_open(queue, messages_expired=1)
         end.set()
         await backend.statistics(queue, acked=1, messages_expired=1)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
     assert seen == [b"slow"]
 
 

@@ -11,7 +11,7 @@ import pytest
 import marq
 from marq.wire.markers import Ack, Acquire, Payload, Renew, Source
 from tests.conformance.backend import LIMIT_S, Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, running, take, take_one
 
 #: Lease that outlasts short pauses of a busy machine.
 SHORT_S = 4
@@ -111,12 +111,10 @@ async def test_a_handler_is_cancelled_when_its_message_is_lost_and_another_deliv
             cancelled.append(message.attempt)
             raise
 
-    async with backend.consumer(queue, **SHORT) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    consumer = backend.consumer(queue, **SHORT)
+    async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"x")
         await backend.until(lambda: len(begun) == 2)
-        await consumer.stop()
-        await running
 
     assert (begun, cancelled) == ([1, 2], [1])
     await backend.statistics(queue, acked=1, expired=1)
@@ -232,15 +230,13 @@ async def test_a_handler_that_is_stuck_in_a_thread_loses_its_message_after_max_l
         if message.attempt == 1:
             stuck.wait(LIMIT_S)
 
-    async with backend.consumer(queue, lease=SHORT_S, max_lease=SHORT_S + 1) as consumer:
-        running = asyncio.create_task(consumer.run(handle, concurrency=2))
+    consumer = backend.consumer(queue, lease=SHORT_S, max_lease=SHORT_S + 1)
+    async with running(consumer, lambda: consumer.run(handle, concurrency=2)):
         begun_s = backend.now_s()
         await backend.producer.send(queue, b"x")
         await backend.until(lambda: len(begun) == 2)
         held_s = backend.now_s() - begun_s
         stuck.set()
-        await consumer.stop()
-        await running
 
     assert held_s > SHORT_S + 0.9
     assert begun == [1, 2]

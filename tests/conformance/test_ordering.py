@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 import marq
@@ -9,6 +11,14 @@ from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, running, take, take_one
 
 ORDERED = {"ordering": "key", "backoff": [1, 1, 1]}
+
+
+async def ordered(backend: Backend, *values: bytes, **settings: Any) -> str:
+    """Return a queue with ordering, and send messages of one key to it."""
+    queue = await backend.new_queue(**ORDERED, **settings)
+    for value in values:
+        await backend.producer.send(queue, value, ordering_key="a")
+    return queue
 
 
 async def values(consumer: marq.Consumer, count: int) -> list[bytes]:
@@ -22,9 +32,7 @@ async def values(consumer: marq.Consumer, count: int) -> list[bytes]:
 
 
 async def test_messages_of_a_key_come_one_after_the_other(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for value in (b"1", b"2", b"3"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2", b"3")
     await backend.producer.send(queue, b"other", ordering_key="b")
     await backend.producer.send(queue, b"none")
     async with backend.consumer(queue) as consumer:
@@ -56,9 +64,7 @@ async def test_a_released_message_keeps_its_place(backend: Backend) -> None:
 
 
 async def test_after_the_last_attempt_the_next_message_follows(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED, max_attempts=2)
-    for value in (b"poison", b"2"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"poison", b"2", max_attempts=2)
     seen = []
 
     async def handle(message: marq.Message) -> None:
@@ -76,9 +82,7 @@ async def test_after_the_last_attempt_the_next_message_follows(backend: Backend)
 
 
 async def test_the_next_consumer_continues_in_order(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for number in range(5):
-        await backend.producer.send(queue, b"%d" % number, ordering_key="a")
+    queue = await ordered(backend, b"0", b"1", b"2", b"3", b"4")
     async with backend.consumer(queue) as consumer:
         assert await values(consumer, 2) == [b"0", b"1"]
     async with backend.consumer(queue) as consumer:
@@ -87,9 +91,7 @@ async def test_the_next_consumer_continues_in_order(backend: Backend) -> None:
 
 
 async def test_a_message_whose_lease_ended_is_delivered_before_its_successor(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for value in (b"1", b"2"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2")
     async with backend.consumer(queue, lease=4, max_lease=4) as consumer:
         first = await take_one(consumer)
 
@@ -102,9 +104,7 @@ async def test_a_message_whose_lease_ended_is_delivered_before_its_successor(bac
 
 
 async def test_a_message_that_another_process_acknowledged_is_not_delivered_again(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for value in (b"1", b"2"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2")
     another = backend.consumer(await backend.new_queue())
     async with another, backend.consumer(queue, lease=4, max_lease=4) as consumer:
         first = await take_one(consumer)
@@ -116,9 +116,7 @@ async def test_a_message_that_another_process_acknowledged_is_not_delivered_agai
 
 
 async def test_another_consumer_waits_for_a_message_in_flight(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for value in (b"1", b"2"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2")
     async with backend.consumer(queue) as first:
         message = await take_one(first)
         async with backend.consumer(queue) as second:
@@ -181,9 +179,7 @@ async def test_a_message_that_would_become_a_dead_letter_can_block_its_line(back
 
 
 async def test_blocked_messages_become_dead_letters_when_they_no_longer_block(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED, on_dead_letter="block")
-    for value in (b"1", b"2"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2", on_dead_letter="block")
     async with backend.consumer(queue) as consumer:
         await (await take_one(consumer)).reject("bad")
         await nothing_comes(backend, consumer)
@@ -215,9 +211,7 @@ async def test_a_lease_that_ends_can_block_its_line_too(backend: Backend) -> Non
 
 
 async def test_the_next_message_follows_one_that_was_received_with_its_own_lease(backend: Backend) -> None:
-    queue = await backend.new_queue(**ORDERED)
-    for value in (b"1", b"2", b"3"):
-        await backend.producer.send(queue, value, ordering_key="a")
+    queue = await ordered(backend, b"1", b"2", b"3")
     async with backend.consumer(queue) as consumer:
         [first] = await consumer.receive(lease=60, wait=90)
         await first.ack()

@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import Backend
-from tests.conformance.receiving import nothing_comes, take, take_one
+from tests.conformance.receiving import nothing_comes, running, take, take_one
 
 
 async def test_a_message_with_headers_that_markers_cannot_hold_keeps_no_others_from_delivery(backend: Backend) -> None:
@@ -61,13 +61,11 @@ async def test_a_message_that_fails_its_last_attempt_is_dead_lettered_at_once(
     async def fail(message: marq.Message) -> None:
         raise error
 
-    async with backend.consumer(queue) as consumer:
-        running = asyncio.create_task(consumer.run(fail))
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(fail)):
         await backend.producer.send(queue, b"x")
         # Long before the delay would be over.
         [letter] = await backend.dead_letters(queue)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
     assert letter.attempt == 1
 
@@ -83,14 +81,12 @@ async def test_a_panic_is_a_failed_attempt_and_the_consumer_goes_on(backend: Bac
         if message.value == b"poison":
             raise PanicException("index out of bounds")
 
-    async with backend.consumer(queue) as consumer:
-        running = asyncio.create_task(consumer.run(handle))
+    consumer = backend.consumer(queue)
+    async with running(consumer, lambda: consumer.run(handle)):
         await backend.producer.send(queue, b"poison")
         [letter] = await backend.dead_letters(queue)
         await backend.producer.send(queue, b"other")
         await backend.statistics(queue, acked=1, dead_lettered=1)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
 
     assert (letter.attempt, letter.error) == (2, "PanicException: index out of bounds")
 

@@ -9,7 +9,7 @@ import pytest
 
 import marq
 from tests.conformance.backend import LIMIT_S, Backend
-from tests.conformance.receiving import nothing_comes, send, take, take_one
+from tests.conformance.receiving import nothing_comes, running, send, take, take_one
 from tests.conformance.test_leases import RENEWED_S
 
 
@@ -147,7 +147,7 @@ async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend:
         await consumer.run(handle)
 
     async with backend.consumer(queue) as one, backend.consumer(queue) as other:
-        running = [asyncio.create_task(serve(*each)) for each in zip((one, other), seen, strict=True)]
+        serving = [asyncio.create_task(serve(*each)) for each in zip((one, other), seen, strict=True)]
         while not all(seen):
             await backend.producer.send_many(queue, [b"first"] * 2)
             first += 2
@@ -158,7 +158,7 @@ async def test_consumers_share_a_queue_and_each_message_is_handled_once(backend:
         await backend.producer.send_many(queue, values)
         await backend.statistics(queue, acked=100 + first, redelivered=0)
         await asyncio.gather(one.stop(), other.stop())
-        await asyncio.gather(*running)
+        await asyncio.gather(*serving)
 
     assert seen[0] + seen[1] == Counter({**dict.fromkeys(values, 1), b"first": first})
     assert all(mine.total() > earlier for mine, earlier in zip(seen, before, strict=True))
@@ -208,12 +208,9 @@ async def test_a_stop_releases_prefetched_messages_without_counting_the_attempt(
         await asyncio.Event().wait()
 
     consumer = backend.consumer(queue, shutdown_timeout=0)
-    await consumer.start()
-    running = asyncio.create_task(consumer.run(hang, concurrency=2))
-    await backend.producer.send_many(queue, [b"x"] * 4)
-    await backend.until(started.is_set)
-    await consumer.stop()
-    await running
+    async with running(consumer, lambda: consumer.run(hang, concurrency=2)):
+        await backend.producer.send_many(queue, [b"x"] * 4)
+        await backend.until(started.is_set)
 
     async with backend.consumer(queue) as other:
         messages = await take(other, 4)
@@ -230,11 +227,9 @@ async def test_a_stop_without_release_leaves_what_was_prefetched_until_its_lease
 
     await backend.producer.send_many(queue, [b"x"] * 2)
     consumer = backend.consumer(queue, lease=RENEWED_S, shutdown_timeout=0)
-    await consumer.start()
-    running = asyncio.create_task(consumer.run(hang, concurrency=1))
-    await backend.until(lambda: started.is_set() and consumer.in_flight == 2)
-    await consumer.stop(release=False)
-    await running
+    async with running(consumer, lambda: consumer.run(hang, concurrency=1)):
+        await backend.until(lambda: started.is_set() and consumer.in_flight == 2)
+        await consumer.stop(release=False)
 
     async with backend.consumer(queue) as other:
         # The cancelled one was released without counting its attempt; the other one comes when its lease expires.

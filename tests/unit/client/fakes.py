@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import pytest
+
 from marq.consumer.handler_pool import BatchHandlerTasks, HandlerPool, HandlerTasks
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
@@ -20,10 +22,12 @@ from marq.kafka.records import Records
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
+from marq.testing.cluster import MemoryWriter
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Ack, Acquire, Batch, Reject, Release, Source, split
 
+T = TypeVar("T")
 LIMIT_S = 60.0
 P0, P1 = Source("t", 0), Source("t", 1)
 
@@ -35,6 +39,22 @@ class FakeRecord:
     value: bytes | None = b"v"
     headers: Sequence[tuple[str, bytes | None]] = ()
     timestamp: int = 1_000
+
+
+class HeldWrites:
+    """The writes of some markers of clients in memory, from here on: all wait for ``go_on``."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *kinds: type[Batch]) -> None:
+        self.begun, self.go_on = asyncio.Event(), asyncio.Event()
+        write = MemoryWriter.write
+
+        async def held(writer: MemoryWriter, records: Sequence[MarkerRecord], limit_s: float) -> list[int]:
+            if not kinds or any(isinstance(decode(record.value), kinds) for record in records):
+                self.begun.set()
+                await self.go_on.wait()
+            return await write(writer, records, limit_s)
+
+        monkeypatch.setattr(MemoryWriter, "write", held)
 
 
 class Clock:
@@ -70,6 +90,10 @@ class Times:
 
     def __init__(self, clock: Clock) -> None:
         self.now_s, self.wall_s, self.sleep = clock, time.time, clock.sleep
+
+    async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
+        async with asyncio.timeout(LIMIT_S):
+            return await waiting
 
 
 @dataclass
@@ -158,7 +182,6 @@ class FakeWriter:
     refuse_written: int = 0
     written: list[tuple[int, Batch]] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
-    before: Callable[[], Awaitable[None]] | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def __post_init__(self) -> None:

@@ -34,27 +34,19 @@ def dispatches(rig: Rig) -> list[list[int]]:
     return [list(each.offsets) for each in rig.settler.of(Dispatch)]
 
 
-async def test_what_is_delivered_at_most_once_is_acquired_and_committed_in_one(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig(queue=lambda _: QueueSettings(delivery=AT_MOST_ONCE))
+@pytest.mark.parametrize(("delivery", "dispatched"), [(AT_MOST_ONCE, [[5, 6]]), (AT_LEAST_ONCE, [])])
+async def test_only_messages_that_are_delivered_at_most_once_are_dispatched_and_acquired_with_their_commit(
+    make_rig: Callable[..., Rig], delivery: str, dispatched: list[list[int]]
+) -> None:
+    rig = make_rig(queue=lambda _: QueueSettings(delivery=delivery))
     rig.reader.add(P0, FakeRecord(5), FakeRecord(6))
 
     messages = await rig.receiver.starts.started(await rig.take(2))
 
     assert [message.offset for message in messages] == [5, 6]
-    assert [list(each.offsets) for each in rig.once.of(Acquire)] == [[5, 6]]
-    assert rig.acquirer.of(Acquire) == []
-    assert dispatches(rig) == [[5, 6]]
-
-
-async def test_all_other_queues_are_started_as_the_consumer_says(make_rig: Callable[..., Rig]) -> None:
-    rig = make_rig()
-    rig.reader.add(P0, FakeRecord(5))
-
-    await rig.receiver.starts.started(await rig.take(1))
-
-    assert len(rig.acquirer.of(Acquire)) == 1
-    assert rig.once.of(Acquire) == []
-    assert dispatches(rig) == []
+    in_one, marker_first = ([list(each.offsets) for each in writer.of(Acquire)] for writer in (rig.once, rig.acquirer))
+    assert (in_one, marker_first) == (([[5, 6]], []) if dispatched else ([], [[5, 6]]))
+    assert dispatches(rig) == dispatched
 
 
 async def test_a_message_is_dispatched_only_when_its_handler_begins_and_handlers_that_begin_together_share_a_marker(

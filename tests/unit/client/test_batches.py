@@ -12,7 +12,7 @@ import marq
 from marq.testing import Broker
 from marq.testing.cluster import MemoryCluster, MemorySender, MemoryWriter
 from marq.wire.errors import Refused
-from tests.unit.client.fakes import spin
+from tests.unit.client.fakes import HeldWrites, spin
 
 #: A send, what it sends, and its options.
 CALLS = [
@@ -121,23 +121,16 @@ async def test_every_send_ends_with_receipts_or_a_documented_error_if_the_produc
 
 
 async def test_a_stop_waits_for_delayed_messages_of_send_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    writing, go_on, write = asyncio.Event(), asyncio.Event(), MemoryWriter.write
-
-    async def slow(self: MemoryWriter, *arguments: Any) -> list[int]:
-        writing.set()
-        await go_on.wait()
-        return await write(self, *arguments)
-
     async with Broker() as broker:
         producer = broker.producer()
         await producer.start()
-        monkeypatch.setattr(MemoryWriter, "write", slow)
+        held = HeldWrites(monkeypatch)
         sending = asyncio.create_task(producer.send_many("q", [b"1", b"2"], delay=60))
-        await writing.wait()
+        await held.begun.wait()
         stopping = asyncio.create_task(producer.stop())
         await spin()
         assert not stopping.done()
-        go_on.set()
+        held.go_on.set()
         await stopping
 
         assert len(await sending) == 2

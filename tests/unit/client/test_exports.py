@@ -33,16 +33,17 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         marq.Consumr  # noqa: B018
 
 
-def test_the_core_and_the_pytest_plugin_load_neither_clients_nor_asyncio() -> None:
+def test_the_core_and_the_pytest_plugin_load_neither_clients_nor_asyncio_and_marq_alone_no_pydantic() -> None:
     program = (
         "import sys, marq.core.tracker; assert 'asyncio' not in sys.modules, 'core';"
         "import pytest; before = set(sys.modules); import marq.testing.plugin;"
         "print(sorted(name for name in set(sys.modules) - before if name.partition('.')[0] != 'marq'),"
-        " 'marq.consumer.consumer' in sys.modules, 'aiokafka' in sys.modules)"
+        " 'marq.consumer.consumer' in sys.modules, 'aiokafka' in sys.modules);"
+        "marq.JSON.encode([1]); assert 'pydantic' not in sys.modules, 'codecs'"
     )
 
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=180
     )
 
-    assert done.stdout.strip() == "[] False False", done.stderr
+    assert (done.stdout.strip(), done.returncode) == ("[] False False", 0), done.stderr

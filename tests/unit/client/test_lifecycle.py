@@ -13,10 +13,8 @@ from marq.client.lifecycle import Client as AnyClient
 from marq.client.lifecycle import Lifecycle
 from marq.consumer.session import ConsumerSession, MemberSession
 from marq.testing import Broker
-from marq.testing.cluster import MemoryWriter
-from marq.wire.marker_codec import decode
 from marq.wire.markers import Acquire, MixedAcquire
-from tests.unit.client.fakes import LIMIT_S, spin
+from tests.unit.client.fakes import LIMIT_S, HeldWrites, spin
 
 
 class Client(Lifecycle[str]):
@@ -224,14 +222,6 @@ async def test_a_consumer_whose_session_fails_to_start_or_stop_leaves_nothing_ru
 async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
-
-    async def slow_to_acquire(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
-        if any(isinstance(decode(value), Acquire | MixedAcquire) for _, value in records):
-            stalled.set()
-            await go_on.wait()
-        return await write(self, records, limit_s)
-
     async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
         consumer = broker.consumer("q")
         await consumer.start()
@@ -240,14 +230,14 @@ async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress
         async with broker.producer() as producer:
             await producer.send_many("q", [b"prefetched"] * 3)
             await broker.settle()
-            monkeypatch.setattr(MemoryWriter, "write", slow_to_acquire)
+            held = HeldWrites(monkeypatch, Acquire, MixedAcquire)
             await producer.send("q", b"being acquired")
-        await stalled.wait()
+        await held.begun.wait()
         stopping = asyncio.create_task(consumer.stop())
         await spin()
         await session.receiver.writer.settled()
         in_flight = broker.in_flight("q")
-        go_on.set()
+        held.go_on.set()
         await stopping
 
         assert not in_flight
@@ -257,13 +247,6 @@ async def test_a_stop_releases_prefetched_messages_before_the_cycles_in_progress
 
 
 async def test_a_stop_without_handlers_has_more_time_for_its_releases(monkeypatch: pytest.MonkeyPatch) -> None:
-    write, stalled, go_on = MemoryWriter.write, asyncio.Event(), asyncio.Event()
-
-    async def slow(self: MemoryWriter, records: Any, limit_s: float) -> list[int]:
-        stalled.set()
-        await go_on.wait()
-        return await write(self, records, limit_s)
-
     async with Broker(queues={"q": {"max_attempts": 1}}) as broker:
         consumer = broker.consumer("q")
         await consumer.start()
@@ -273,11 +256,11 @@ async def test_a_stop_without_handlers_has_more_time_for_its_releases(monkeypatc
             await broker.settle()
         monkeypatch.setattr("marq.consumer.session.STOP_S", LIMIT_S)
         monkeypatch.setattr("marq.consumer.session.STOP_ACKS_S", 0)
-        monkeypatch.setattr(MemoryWriter, "write", slow)
+        held = HeldWrites(monkeypatch)
         stopping = asyncio.create_task(consumer.stop())
-        await stalled.wait()
+        await held.begun.wait()
         await spin(100)
-        go_on.set()
+        held.go_on.set()
         await stopping
 
         assert not broker.in_flight("q")

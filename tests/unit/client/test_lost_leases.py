@@ -45,11 +45,11 @@ class Handler:
         raise error
 
 
-async def working(make_rig, handler, **changes):
+async def working(make_rig, handler, *, lists: bool = False, **changes):
     """Return a rig with one message, and a worker that has begun with it."""
     rig = make_rig(**changes)
     rig.add(1)
-    pool = rig.work(handler)
+    pool = rig.work_on_batches(handler.of_lists) if lists else rig.work(handler)
     if isinstance(handler, Handler):
         await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
     return rig, pool
@@ -65,23 +65,6 @@ async def lose(rig: Rig, after_s: float = 30) -> None:
 async def add(rig: Rig, offset: int) -> None:
     rig.add([offset])
     await rig.settler.until(lambda: offset in rig.acked)
-
-
-@pytest.mark.parametrize("lists", [False, True])
-async def test_the_handler_is_cancelled_and_its_worker_goes_on(make_rig, caplog, lists) -> None:
-    rig, handler = make_rig(), Handler()
-    rig.add(1)
-    pool = rig.work_on_batches(handler.of_lists) if lists else rig.work(handler)
-    await asyncio.wait_for(handler.begun.wait(), LIMIT_S)
-
-    await lose(rig)
-    await add(rig, 1)
-    await pool.stop(1)
-
-    assert (handler.cancelled, handler.ended) == ([0], [1])
-    assert (rig.acked, rig.released) == ([1], {})
-    warnings = [each.getMessage() for each in caplog.records if "handler" in each.getMessage()]
-    assert warnings == ["lease lost, its handler is cancelled: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
 
 
 class Swallowing(Handler):
@@ -116,16 +99,20 @@ class Careless(Handler):
         (Careless, [1], 1),
     ],
 )
+@pytest.mark.parametrize("lists", [False, True])
 async def test_however_a_handler_ends_whose_lease_is_over_it_releases_nothing_and_harms_no_other_message(
-    make_rig, kind: type[Handler], acked: list[int], cancelling: int
+    make_rig, caplog, kind: type[Handler], acked: list[int], cancelling: int, lists: bool
 ) -> None:
-    rig, pool = await working(make_rig, handler := kind())
+    rig, pool = await working(make_rig, handler := kind(), lists=lists)
 
     await lose(rig)
     await add(rig, 1)
     await pool.stop(1)
 
-    assert handler.why == ["the lease expired: queue=q id=t/0/0 partition=0 offset=0 attempt=1"]
+    place = "queue=q id=t/0/0 partition=0 offset=0 attempt=1"
+    assert (handler.cancelled, handler.why) == ([0], [f"the lease expired: {place}"])
+    logged = [each for each in caplog.messages if "lease lost" in each]
+    assert logged == [f"lease lost, its handler is cancelled: {place}"]
     assert (rig.acked, rig.released) == (acked, {})
     assert handler.cancelling == [cancelling] * 2
     assert not pool._interrupted

@@ -22,17 +22,6 @@ async def held(make_rig):
     return rig, await rig.take(3)
 
 
-async def test_queued_acks_share_one_batch_with_rising_offsets(held) -> None:
-    rig, (a, b, c) = held
-
-    for message in (c, a, b):
-        await message.ack(wait=False)
-    assert rig.settler.of(Ack) == []
-    await rig.settled()
-
-    assert [list(each.offsets) for each in rig.settler.of(Ack)] == [[0, 1, 2]]
-
-
 async def test_an_ack_that_can_not_be_written_is_written_later_and_logged_once_in_a_while(held, caplog) -> None:
     rig, (message, *_) = held
     rig.settler.refuse = 3

@@ -11,14 +11,6 @@ from marq.wire.names import HEADER_ROOM_BYTES
 LIMIT = 10_000
 
 
-@pytest.mark.parametrize("value", ["text", 5, None, {"a": 1}, bytearray(b"x")])
-def test_a_value_that_is_not_bytes_shows_how_to_make_them(value) -> None:
-    with pytest.raises(
-        TypeError, match=r"queue 'q': a value must be bytes, .* (codec=marq\.(TEXT|JSON)|send bytes\(value\))"
-    ):
-        Content(LIMIT).check("q", b"q", value, [])
-
-
 def test_the_largest_message_leaves_room_for_the_headers_of_redelivery() -> None:
     content, largest = Content(LIMIT), LIMIT - HEADER_ROOM_BYTES - 1
 

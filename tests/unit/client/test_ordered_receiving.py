@@ -202,28 +202,7 @@ async def test_a_message_that_keeps_its_place_for_long_costs_no_memory_for_those
     assert made.reader.behind[("q", P0)] == 0
 
 
-async def test_an_uncounted_release_by_the_former_consumer_leaves_the_last_attempt(make_ordered) -> None:
-    made, tracker = make_ordered()
-    last = QueueSettings().max_attempts
-    tracker.open_messages = {0: (State.LEASED_IN_ORDER, last, 30_000)}
-    made.reader.add(P0, record(0, "a"))
-    made.buffer.handler_demand = 1
-    made.receiver.start()
-    await spin(100)
-    assert made.acquired == []
-
-    # A shutdown, a paused queue or an open circuit breaker has interrupted it.
-    tracker.open_messages = {0: (State.WAITING_IN_ORDER, last, 0)}
-    for _ in range(10):
-        await made.clock.advance(ordering.MAX_ASK_S / 10)
-        await spin(100)
-    assert made.released == {}
-    [message] = await made.take(1)
-
-    assert message.attempt == last
-
-
-@pytest.mark.parametrize("attempt", [1, 2])
+@pytest.mark.parametrize("attempt", [1, 2, QueueSettings().max_attempts])
 async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and_leaves_no_error(
     make_ordered, attempt: int
 ) -> None:
@@ -233,12 +212,14 @@ async def test_an_uncounted_release_by_the_former_consumer_counts_no_attempt_and
     made.buffer.handler_demand = 1
     made.receiver.start()
     await spin(100)
+    assert made.acquired == []
 
+    # A shutdown, a paused queue or an open circuit breaker has interrupted it.
     tracker.open_messages = {0: (State.WAITING_IN_ORDER, attempt, 0)}
     await made.clock.advance(ordering.MAX_ASK_S)
     [message] = await made.take(1)
 
-    assert (message.attempt, message.last_error) == (attempt, None)
+    assert (message.attempt, message.last_error, made.released) == (attempt, None, {})
 
 
 async def test_the_next_attempt_waits_until_the_outcome_of_the_one_before_it_is_durable(make_ordered) -> None:

@@ -2,37 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import NOW, Acquire, Release
 from tests.unit.client.fakes import P0, FakeRecord, Rig, spin
 
-
-class Rules:
-    """What holds for queues, which a test changes."""
-
-    def __init__(self) -> None:
-        self.settings = QueueSettings()
-        self.paused: set[str] = set()
-
-    def __call__(self, queue: str) -> QueueSettings:
-        return replace(self.settings, paused=queue in self.paused)
+PAUSED = QueueSettings(paused=True)
 
 
-def pause(rig: Rig, rules: Rules, *queues: str) -> None:
-    rules.paused = set(queues)
+def pause(rig: Rig, settings: dict[str, QueueSettings]) -> None:
+    settings["q"] = PAUSED
     rig.receiver.apply_pauses()
 
 
 async def test_prefetched_messages_are_released_uncounted_and_nothing_is_read(make_rig) -> None:
-    rules = Rules()
-    rig = make_rig(queue=rules, max_in_flight=10)
+    settings = {"q": QueueSettings()}
+    rig = make_rig(queue=settings.__getitem__, max_in_flight=10)
     rig.add(20)
     rig.buffer.handler_demand = 10
     held = (await rig.take(3))[-1]
 
-    pause(rig, rules, "q")
+    pause(rig, settings)
     await rig.settled()
     rig.receiver.demand()
     await spin(50)
@@ -49,9 +38,8 @@ async def test_prefetched_messages_are_released_uncounted_and_nothing_is_read(ma
 
 
 async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tracker(make_rig) -> None:
-    rules = Rules()
-    rules.paused = {"q"}
-    rig = make_rig(("q", "other"), queue=rules)
+    settings = {"q": PAUSED, "other": QueueSettings()}
+    rig = make_rig(("q", "other"), queue=settings.__getitem__)
     rig.reader.add(P0, *[FakeRecord(offset, key=b"other" if offset % 2 else b"q") for offset in range(6)])
 
     messages = await rig.take(3, "other")
@@ -67,15 +55,15 @@ async def test_others_of_the_group_go_on_and_what_is_paused_is_left_with_the_tra
 
 
 async def test_messages_acquired_during_a_pause_are_released(make_rig) -> None:
-    rules = Rules()
-    rig = make_rig(queue=rules)
+    settings = {"q": QueueSettings()}
+    rig = make_rig(queue=settings.__getitem__)
     rig.reader.add(P0, FakeRecord(0))
     rig.acquirer.gate.clear()
     rig.buffer.call_demand += 1
     rig.receiver.demand()
     await spin(50)
 
-    pause(rig, rules, "q")
+    pause(rig, settings)
     rig.acquirer.gate.set()
     await rig.settler.until(lambda: bool(rig.settler.of(Release)))
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -18,24 +18,9 @@ from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import Acquire, Renew
 from marq_worker.sqs.polling import WAITING_LEASE_MS, PolledInOrder
 from tests.unit.client.fake_tracker import Tracker, record
-from tests.unit.client.fakes import LIMIT_S, P0, Clock, Rig, spin
+from tests.unit.client.fakes import LIMIT_S, P0, Rig, Times, spin
 
-T = TypeVar("T")
 VISIBLE_MS = 600_000
-
-
-class Time:
-    """The clock of a cluster."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-
-    def now_s(self) -> float:
-        return self._clock()
-
-    async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
-        async with asyncio.timeout(LIMIT_S):
-            return await waiting
 
 
 class Polled:
@@ -50,7 +35,7 @@ class Polled:
         receiver, clock = self.rig.receiver, self.rig.clock
         self.consumer = PolledInOrder("q", ClientSettings.read("memory://", {}, owner="test"))
         session: Any = MemberSession.__new__(MemberSession)
-        session.cluster, session.buffer = Time(clock), self.rig.buffer
+        session.cluster, session.buffer = Times(clock), self.rig.buffer
         session.receiver, session.receiver_settings = receiver, receiver._settings
         consumer: Any = self.consumer
         consumer._running, consumer._delivered = session, {}

@@ -9,29 +9,19 @@ from tests.unit.client.fakes import P0, Rig, spin
 ENDS = {P0: 10}
 
 
-class Learned:
-    """The purge that the definitions tell, which a test changes."""
-
-    def __init__(self) -> None:
-        self.purge: SkippedRecords | None = None
-
-    def __call__(self, queue: str) -> SkippedRecords | None:
-        return self.purge
-
-
-def learn(rig: Rig, learned: Learned, *, in_flight: bool = False) -> None:
-    learned.purge = SkippedRecords(10**15, ENDS, in_flight=ENDS if in_flight else {})
+def learn(rig: Rig, purges: dict[str, SkippedRecords], *, in_flight: bool = False) -> None:
+    purges["q"] = SkippedRecords(10**15, ENDS, in_flight=ENDS if in_flight else {})
     rig.receiver.apply_pauses()
 
 
 async def test_prefetched_messages_are_in_flight_so_a_purge_leaves_them(make_rig) -> None:
-    learned = Learned()
-    rig = make_rig(skipped=learned, max_in_flight=10)
+    purges: dict[str, SkippedRecords] = {}
+    rig = make_rig(skipped=purges.get, max_in_flight=10)
     rig.add(20)
     rig.buffer.handler_demand = 10
     first = await rig.take(1)
 
-    learn(rig, learned)
+    learn(rig, purges)
     rest = await rig.take(9)
 
     assert sorted(message.offset for message in [*first, *rest]) == list(range(10))
@@ -39,13 +29,13 @@ async def test_prefetched_messages_are_in_flight_so_a_purge_leaves_them(make_rig
 
 
 async def test_prefetched_messages_that_a_purge_has_ended_are_not_delivered(make_rig) -> None:
-    learned = Learned()
-    rig = make_rig(skipped=learned, max_in_flight=10)
+    purges: dict[str, SkippedRecords] = {}
+    rig = make_rig(skipped=purges.get, max_in_flight=10)
     rig.add(20)
     rig.buffer.handler_demand = 10
     [first] = await rig.take(1)
 
-    learn(rig, learned, in_flight=True)
+    learn(rig, purges, in_flight=True)
     [later] = await rig.take(1)
 
     assert (first.offset, later.offset) == (0, 10)
@@ -55,14 +45,14 @@ async def test_prefetched_messages_that_a_purge_has_ended_are_not_delivered(make
 
 async def test_messages_that_are_being_acquired_when_a_purge_becomes_known_are_released(make_rig) -> None:
     """Their ACQUIRE may come after the PURGE, and then no tracker knows them."""
-    learned = Learned()
-    rig = make_rig(skipped=learned, max_in_flight=20)
+    purges: dict[str, SkippedRecords] = {}
+    rig = make_rig(skipped=purges.get, max_in_flight=20)
     rig.acquirer.gate.clear()
     rig.add(12)
     rig.buffer.handler_demand = 20
     await spin(50)
 
-    learn(rig, learned)
+    learn(rig, purges)
     rig.acquirer.gate.set()
     messages = await rig.take(2)
 
@@ -72,9 +62,7 @@ async def test_messages_that_are_being_acquired_when_a_purge_becomes_known_are_r
 
 
 async def test_records_before_the_end_of_a_purge_are_not_acquired(make_rig) -> None:
-    learned = Learned()
-    learned.purge = SkippedRecords(10**15, ENDS)
-    rig = make_rig(skipped=learned)
+    rig = make_rig(skipped={"q": SkippedRecords(10**15, ENDS)}.get)
     rig.add(12)
     rig.buffer.handler_demand = 20
 

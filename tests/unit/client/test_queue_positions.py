@@ -21,17 +21,6 @@ def test_metadata_of_another_writer_makes_no_queue_miss_a_record(metadata: str) 
     assert positions.start(["emails"], log_start=0) == 0
 
 
-def test_a_queue_that_joins_is_read_from_the_start_and_the_others_get_nothing_twice() -> None:
-    committed = Positions.decode(100, Positions({"emails": 100}).encode(100))
-
-    start = committed.start(["emails", "reports"], log_start=10)
-
-    assert start == 10
-    assert committed.has_received("emails", 99)
-    assert not committed.has_received("emails", 100)
-    assert not committed.has_received("reports", 99)
-
-
 def test_where_names_of_queues_that_left_take_too_much_room_the_oldest_is_forgotten() -> None:
     left = {f"queue-{number:0100}": number for number in range(MAX_METADATA_BYTES // 100)}
     positions = Positions({**left, "emails": 500})

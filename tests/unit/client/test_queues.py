@@ -18,6 +18,7 @@ from marq.queues.schedules import Schedules
 from marq.queues.subscription_start import start_document
 from marq.settings.definitions import Definitions
 from marq.settings.queue_options import QueueOptions
+from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError
 from marq.wire.markers import Source
 from tests.effective import effective
@@ -73,6 +74,16 @@ class ListLog:
         offsets = {key: self.append(key, value) for key, value in records.items()}
         self.after_write()
         return offsets
+
+    def before_next_write(self, *records: tuple[bytes, object]) -> None:
+        """Let another client write records just before the next write of this one."""
+
+        def write() -> None:
+            self.before_write = lambda: None
+            for key, document in records:
+                self.append(key, document)
+
+        self.before_write = write
 
     def keys(self) -> list[bytes | None]:
         return [entry.key for entry in self.entries]
@@ -201,6 +212,12 @@ async def test_queues_of_different_groups_may_name_one_topic(queues: Queues) -> 
     assert (await queues.change("emails", lease=3)).lease == 3
 
 
+def begin_of_audit(queues: Queues) -> SkippedRecords:
+    begin = queues.definitions.begin("audit")
+    assert begin is not None
+    return begin
+
+
 async def test_a_queue_that_starts_at_the_latest_record_skips_the_earlier_ones(queues: Queues, log: ListLog) -> None:
     log.ends = {Source("shop-orders", 0): 7, Source("shop-orders", 1): 0}
     await queues.change("audit", topic="shop-orders", start="latest")
@@ -224,27 +241,21 @@ async def test_a_start_is_decided_once_for_a_topic(queues: Queues, log: ListLog)
     # Another writer that did not know of it.
     await queues.publish({b"start:audit": start_document("shop-orders", log.ends, 0)})
 
-    begin = queues.definitions.begin("audit")
-    assert begin is not None
-    assert begin.ends == {Source("shop-orders", 0): 7}
+    assert begin_of_audit(queues).ends == {Source("shop-orders", 0): 7}
 
     starts = {Source("shop-orders", 0): 7, Source("other", 0): 3}
     log.ends = {Source("other", 0): 3}
     await queues.change("audit", topic="other")
-    begin = queues.definitions.begin("audit")
-    assert begin is not None
-    assert begin.ends == starts
+    assert begin_of_audit(queues).ends == starts
 
     # Back in its former topic, it continues where it was. Compaction leaves only the last record.
     log.ends = {Source("shop-orders", 0): 11}
     await queues.change("audit", topic="shop-orders")
-    begin = queues.definitions.begin("audit")
-    assert begin is not None
-    assert begin.ends == starts
+    assert begin_of_audit(queues).ends == starts
     [*_, last] = [entry for entry in log.entries if entry.key == b"start:audit"]
     compacted = Definitions()
     compacted.fold(last.key, json.loads(last.value or b""))
-    assert compacted.begin("audit") == begin
+    assert compacted.begin("audit") == begin_of_audit(queues)
 
 
 async def test_a_start_needs_a_topic(queues: Queues) -> None:
@@ -261,15 +272,14 @@ async def test_in_a_topic_that_does_not_exist_yet_a_queue_starts_at_the_first_re
 ) -> None:
     log.ends = {}
     await queues.change("audit", topic="new", start="latest")
-    begin = queues.definitions.begin("audit")
-    assert begin is not None
+    begin = begin_of_audit(queues)
     assert begin.left(Source("new", 0), 0, 0)
 
     # Also if it leaves the topic and returns.
     log.ends = {Source("new", 0): 5}
     await queues.change("audit", topic=None)
     await queues.change("audit", topic="new")
-    assert queues.definitions.begin("audit") == begin
+    assert begin_of_audit(queues) == begin
 
 
 async def test_wrong_names_of_settings_and_queues_are_refused(queues: Queues, log: ListLog) -> None:
@@ -284,13 +294,7 @@ async def test_wrong_names_of_settings_and_queues_are_refused(queues: Queues, lo
 
 async def test_what_another_said_in_between_is_taken_up(queues: Queues, log: ListLog) -> None:
     await queues.change("emails", lease=5)
-
-    def once() -> None:
-        log.before_write = lambda: None
-        log.append(b"change:emails", {"lease": 5, "concurrency": 9})
-        log.append(b"change:other", {"lease": 7})
-
-    log.before_write = once
+    log.before_next_write((b"change:emails", {"lease": 5, "concurrency": 9}), (b"change:other", {"lease": 7}))
     found = await queues.change("emails", max_attempts=2)
 
     assert found == effective(lease=5, max_attempts=2, concurrency=9)
@@ -375,12 +379,7 @@ async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
 
 async def test_what_another_took_back_in_between_is_not_brought_back(queues: Queues, log: ListLog) -> None:
     await queues.change("emails", lease=5)
-
-    def once() -> None:
-        log.before_write = lambda: None
-        log.append(b"change:emails", None)
-
-    log.before_write = once
+    log.before_next_write((b"change:emails", None))
 
     assert await queues.change("emails", max_attempts=2) == effective(max_attempts=2)
 
@@ -442,13 +441,7 @@ async def test_a_change_that_is_never_read_back_is_not_known_to_be_seen(log: Lis
 
 async def test_of_two_concurrent_writers_of_a_layer_the_first_one_wins(queues: Queues, log: ListLog) -> None:
     placement = {"sends": [1], "reads": None}
-
-    def once() -> None:
-        log.before_write = lambda: None
-        log.append(b"placement:a", placement)
-        log.append(b"placement:b", b"garbage")
-
-    log.before_write = once
+    log.before_next_write((b"placement:a", placement), (b"placement:b", b"garbage"))
     await queues.replace({b"placement:a": {"sends": [2], "reads": [2]}, b"placement:b": {"sends": [3], "reads": [3]}})
 
     assert queues.definitions.placement("a").document() == placement
@@ -460,15 +453,12 @@ async def test_of_two_concurrent_writers_of_a_layer_the_first_one_wins(queues: Q
 async def test_a_later_record_of_another_writer_is_not_overwritten(queues: Queues, log: ListLog) -> None:
     first, ours, last = ({"sends": [number], "reads": None} for number in (1, 2, 3))
 
-    def before() -> None:
-        log.before_write = lambda: None
-        log.append(b"placement:a", first)
-
     def after() -> None:
         log.after_write = lambda: None
         log.append(b"placement:a", last)
 
-    log.before_write, log.after_write = before, after
+    log.before_next_write((b"placement:a", first))
+    log.after_write = after
     await queues.replace({b"placement:a": ours})
 
     assert queues.definitions.placement("a").document() == last

@@ -34,17 +34,6 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
     assert renewed == expected
 
 
-async def test_a_renewed_lease_counts_from_before_its_marker_was_sent(make_rig) -> None:
-    rig, (message, *_) = await holding(make_rig)
-    rig.clock.now_s += 29
-    await rig.receiver.writer.renew()
-
-    rig.clock.now_s += 29
-    await message.ack()
-
-    assert rig.settler.of(Ack)
-
-
 async def test_a_stop_renews_leases_until_the_last_outcome_is_written(make_rig) -> None:
     rig, messages = await holding(make_rig)
     write, writable = rig.settler.write, asyncio.Event()
@@ -178,17 +167,6 @@ async def test_until_its_own_renewal_is_durable_the_earlier_end_counts(make_rig)
     rig.clock.now_s = ends_s + 10
     with pytest.raises(LeaseLost):
         await longer
-
-
-async def test_expired_messages_in_the_prefetch_are_not_delivered(make_rig) -> None:
-    rig = make_rig()
-    rig.add(3)
-    rig.buffer.handler_demand = 3
-    await rig.take(1)
-
-    rig.clock.now_s += 30
-
-    assert rig.buffer.take(rig.clock()) is None
 
 
 async def test_a_lease_that_was_made_much_shorter_is_renewed_in_time_all_the_same(make_rig) -> None:

@@ -36,22 +36,16 @@ def starts(rig: Rig) -> list[int]:
     return [offset for each in rig.settler.of(Renew) if each.started for offset in each.offsets]
 
 
-async def test_prefetched_messages_are_acquired_uncounted(make_rig: MakeRig) -> None:
-    rig = make_rig()
+@pytest.mark.parametrize("prefetch", [True, False])
+async def test_the_attempts_of_polled_messages_count_from_their_acquires_on_and_those_of_prefetched_ones_do_not(
+    make_rig: MakeRig, prefetch: bool
+) -> None:
+    rig = make_rig(prefetch=prefetch)
     rig.add(1)
 
     await rig.take(1)
 
-    assert [each.counted for each in rig.acquirer.of(Acquire)] == [False]
-
-
-async def test_the_attempts_of_polled_messages_count_from_the_beginning(make_rig: MakeRig) -> None:
-    rig = make_rig(prefetch=False)
-    rig.add(1)
-
-    await rig.take(1)
-
-    assert [each.counted for each in rig.acquirer.of(Acquire)] == [True]
+    assert [each.counted for each in rig.acquirer.of(Acquire)] == [not prefetch]
 
 
 async def test_the_start_of_a_handler_that_takes_a_while_is_in_the_log_and_those_that_wait_have_none(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from marq.core import due_messages
-from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage import rows
-from marq.settings.queue import QueueSettings
-from marq.wire.markers import Acquire, Kind, Payload, Source
+from marq.wire.markers import Acquire, Payload, Source
 from tests.unit.core.batches import (
     HOLDER,
     LEASE_MS,
@@ -57,15 +55,6 @@ def test_a_record_that_was_folded_is_not_folded_again() -> None:
 
 
 # --- firing -----------------------------------------------------------------------------------------------------------
-
-
-def test_a_queue_without_dead_letters_drops_a_message_and_says_so() -> None:
-    log = Log(acquire([5]), settings=QueueSettings(max_attempts=1, dead_letter=False))
-
-    (fire,) = log.book.due(T0 + LEASE_MS)
-
-    assert fire.destination is Destination.NOWHERE
-    assert fire.fact_kind is Kind.DEAD_LETTERED
 
 
 def test_a_message_that_ends_while_it_fires_is_not_due_again() -> None:

@@ -15,7 +15,6 @@ from marq.wire.marker_codec import decode, encode
 from marq.wire.markers import (
     BLOCKED_MS,
     LAST,
-    Kind,
     Resumed,
     Source,
 )
@@ -32,7 +31,7 @@ from tests.unit.core.batches import (
     release,
     resume,
 )
-from tests.unit.core.logs import SETTINGS, T0, Log
+from tests.unit.core.logs import T0, Log
 
 #: The clock when the marker under test comes, and when everything is due.
 T1, FAR_MS = T0 + 400, T0 + 10**9
@@ -125,15 +124,6 @@ def test_a_late_acquire_of_an_earlier_attempt_does_not_set_the_attempt_back() ->
 
 
 # --- the last attempt -------------------------------------------------------------------------------------------------
-
-
-def test_a_queue_without_dead_letters_drops_a_message_after_its_last_release() -> None:
-    settings = dataclasses.replace(SETTINGS, dead_letter=False)
-    log = Log(ordered([1], attempt=3), release([1], LAST, holder=FORMER), settings=settings)
-
-    (fire,) = log.book.due(T0)
-
-    assert (fire.destination, fire.fact_kind) == (Destination.NOWHERE, Kind.DEAD_LETTERED)
 
 
 def test_the_dead_letter_of_a_last_release_says_its_error() -> None:

@@ -14,7 +14,7 @@ from marq.core.storage.rows import State
 from marq.core.tracker import Tracker
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import Schedule, ScheduleLayers, home_partition
-from marq.wire.marker_codec import decode, encode
+from marq.wire.marker_codec import encode
 from marq.wire.markers import Batch, Cancel, Cause, Delay, Fact, Kind, Payload, Reschedule, Source
 from marq.wire.names import ENVELOPE_ROOM_BYTES, PREVIOUS_HEADER, RUNS_HEADER, is_synthetic, markers_partition
 from marq.wire.record_headers import previous_runs_s
@@ -180,6 +180,10 @@ STORIES = {
     ),
     "a cancelled time that its owner knows stays cancelled": (
         [OLD, cancel(), work(), NEW, OLD, NEW, until(at(2))], times(1, 2), times(3, 1),
+    ),
+    "a change to more frequent times begins at once": (
+        [define(cron="*/3600 * * * *"), until(times(0, 1, 3600)[0] + 1), define(cron="*/60 * * * *")],
+        times(0, 1, 3600), [times(0, 1, 3600)[0] + 60],
     ),
     "a time that was delivered early is not repeated after changes": (
         [OLD, deliver_now(), work(), NEW, restart(), OLD, restart(), until(at(2))], times(0, 3), times(3, 1),
@@ -417,15 +421,6 @@ def test_a_schedule_that_is_removed_leaves_nothing() -> None:
     assert [key for key in life.table if key[:1] in (b"m", b"r", b"s")] == []
 
 
-def test_a_change_to_more_frequent_times_begins_at_once() -> None:
-    life = Life()
-    life.define(cron="*/3600 * * * *")
-    life.until(times(0, 1, 3600)[0] + 1)
-    life.define(cron="*/60 * * * *")
-
-    assert life.waiting == [times(0, 1, 3600)[0] + 60]
-
-
 def test_a_definition_that_is_withdrawn_without_a_message_counts_for_no_queue() -> None:
     """Its name was listed as a queue."""
     [only] = times(0, 1)
@@ -462,12 +457,3 @@ def test_all_is_told_from_the_rows() -> None:
     assert restored.last_number(source) == at(2)
     assert [lease.state for lease in restored.open_in("reports", source).values()] == [State.DELAYED]
     assert rows.mark_key("", source) in life.table
-
-
-def test_markers_of_schedules_are_as_all_others() -> None:
-    life = Life()
-    life.define(value="old")
-    life.define(value="new")
-
-    for batch in life.log:
-        assert type(decode(encode(batch))) is type(batch)

@@ -78,15 +78,11 @@ class Life:
         self.engine.read(self.log[position:], position, len(self.log))
         self.engine.tracker.saw(self.now_ms)
 
-    def turn(self, after_ms: int = 0) -> list[Batch]:
-        """Write and read all there is to write; return its markers."""
-        self.now_ms += after_ms
-        written: list[Batch] = []
+    def turn(self) -> None:
+        """Write and read all there is to write."""
         while (write := self.engine.next_write(self.now_ms)) is not None:
-            written += write.markers
             self.append(*write.markers)
             self.engine.committed(write, self.now_ms, len(self.log) - 1)
-        return written
 
     def tick(self, after_ms: int = 0) -> None:
         """Let the owner write the TICK that is due, and read it back."""
@@ -124,14 +120,6 @@ def due(life: Life, batch: Acquire) -> None:
 @pytest.fixture
 def life() -> Life:
     return Life()
-
-
-def test_nothing_is_fired_before_the_own_tick_was_read_back(life: Life) -> None:
-    life.append(acquire(3))
-
-    kinds = [type(batch).__name__ for batch in life.turn(after_ms=2 * LEASE_MS)]
-
-    assert kinds == ["Tick", "Fact"]
 
 
 @pytest.mark.parametrize(

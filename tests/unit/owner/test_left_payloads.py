@@ -80,12 +80,8 @@ def test_a_message_is_redelivered_with_the_payload_of_its_record(life: Life, *, 
     [write] = dues(life)
 
     [(fire, payload)] = write.due
-    assert (fire.offset, fire.destination, fire.cause, payload) == (
-        5,
-        Destination.QUEUE,
-        Cause.EXPIRED,
-        record(b"five"),
-    )
+    expected = (5, Destination.QUEUE, Cause.EXPIRED, record(b"five"))
+    assert (fire.offset, fire.destination, fire.cause, payload) == expected
     assert [*life.engine.missing()] == [place(4)]
 
 
@@ -119,17 +115,11 @@ def test_a_renewed_message_waits_for_its_new_lease_although_its_payload_came(lif
 
 
 @pytest.mark.parametrize(
-    ("ends", "cause"),
-    [
-        ([], Cause.GONE),
-        ([Release("q", 9, MESSAGES, [4], [0], True, ["boom"])], Cause.GONE),
-        ([Reject("q", 9, MESSAGES, [4], ["bad"])], Cause.GONE),
-    ],
+    "ends",
+    [[], [Release("q", 9, MESSAGES, [4], [0], True, ["boom"])], [Reject("q", 9, MESSAGES, [4], ["bad"])]],
     ids=["expired", "released", "rejected"],
 )
-def test_a_message_whose_record_is_gone_becomes_a_dead_letter_that_says_so(
-    life: Life, ends: Sequence[Batch], cause: Cause
-) -> None:
+def test_a_message_whose_record_is_gone_becomes_a_dead_letter_that_says_so(life: Life, ends: Sequence[Batch]) -> None:
     life.append(acquire(4), *ends)
     life.now_ms += LEASE_MS
     assert dues(life) == []
@@ -139,12 +129,34 @@ def test_a_message_whose_record_is_gone_becomes_a_dead_letter_that_says_so(
     [write] = dues(life)
 
     [(fire, payload)] = write.due
-    assert (fire.destination, fire.cause, fire.attempt) == (Destination.DEAD_LETTERS, cause, 1)
+    assert (fire.destination, fire.cause, fire.attempt) == (Destination.DEAD_LETTERS, Cause.GONE, 1)
     assert payload.value is None
     assert left_out(payload) == "t.messages/2/4 was removed before the tracker could copy it"
     [fact] = [batch for batch in write.markers if isinstance(batch, Fact)]
-    assert (fact.kind, fact.causes) == (Kind.DEAD_LETTERED, (cause,))
-    assert life.engine.tracker.book.counts["q"].gone == (cause is Cause.GONE)
+    assert (fact.kind, fact.causes) == (Kind.DEAD_LETTERED, (Cause.GONE,))
+    assert life.engine.tracker.book.counts["q"].gone == 1
+
+
+@pytest.mark.parametrize(("late_ms", "destination"), [(0, Destination.NOWHERE), (1, Destination.QUEUE)])
+def test_the_header_in_a_record_counts_when_its_payload_was_copied(
+    life: Life, late_ms: int, destination: Destination
+) -> None:
+    life.append(acquire(4))
+    life.now_ms += LEASE_MS
+    assert dues(life) == []
+    headers = (("marq-expires-at", b"%d" % (life.engine.tracker.book.clock.now_ms + late_ms)),)
+
+    life.engine.supply({place(4): record(b"four")._replace(headers=headers)})
+    [write] = dues(life)
+
+    [(fire, _)] = write.due
+    assert fire.destination is destination
+    [fact] = [batch for batch in write.markers if isinstance(batch, Fact)]
+    expired = destination is Destination.NOWHERE
+    kind, cause = (Kind.CANCELLED, Cause.MESSAGE_EXPIRED) if expired else (Kind.REDELIVERED, Cause.EXPIRED)
+    assert (fact.kind, [*fact.causes]) == (kind, [cause])
+    counts = life.engine.tracker.book.counts["q"]
+    assert (counts.messages_expired, counts.cancelled, counts.redelivered) == (expired, 0, not expired)
 
 
 def test_what_needs_no_record_needs_no_payload(life: Life) -> None:
@@ -240,9 +252,7 @@ def test_no_marker_is_read_while_decided_messages_wait(life: Life) -> None:
 def test_a_source_with_many_due_messages_does_not_hold_up_others(life: Life) -> None:
     life.append(acquire(*range(5_000)))
     other = Place("q", MESSAGES._replace(partition=3), 1)
-    life.append(
-        Acquire("q", 9, other.source, [1], LEASE_MS, 1, LeftPayloads([SENT_MS])),
-    )
+    life.append(Acquire("q", 9, other.source, [1], LEASE_MS, 1, LeftPayloads([SENT_MS])))
     life.now_ms += LEASE_MS
     assert dues(life) == []
 
