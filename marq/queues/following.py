@@ -130,7 +130,7 @@ class DefinitionsFollower:
         """
         self._overheard = overheard = list[Row]()
         try:
-            offsets = await self._log.write({key: _encoded(document) for key, document in documents.items()})
+            offsets = await self._log.write({key: encoded(document) for key, document in documents.items()})
             last = max(offsets.values())
             await self._read_past(last)
         finally:
@@ -273,5 +273,6 @@ def document_of(value: bytes | None) -> Any:
         raise ConfigError(f"its value is not valid JSON: {error}") from error
 
 
-def _encoded(document: Mapping[str, Any] | None) -> bytes | None:
+def encoded(document: Mapping[str, Any] | None) -> bytes | None:
+    """Return a document as the value of a record."""
     return None if document is None else json.dumps(document, ensure_ascii=False).encode()

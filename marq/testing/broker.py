@@ -17,6 +17,7 @@ from marq.dead_letters.log import Stored
 from marq.handlers.lifespan import Lifespan, is_lifespan
 from marq.kafka.records import Row
 from marq.producer.producer import Producer
+from marq.queues.following import encoded
 from marq.queues.ordered_changes import order_changes, refusal
 from marq.queues.queues import Queues
 from marq.queues.schedules import Schedules
@@ -29,7 +30,7 @@ from marq.settings.queue_options import QueueOptions
 from marq.settings.schedule_definitions import LAYERS as SCHEDULE_LAYERS
 from marq.settings.schedule_definitions import check_schedule, check_schedule_name
 from marq.testing.memory import Memory, forget_memory, memory_at
-from marq.testing.namespace import Namespace, encoded
+from marq.testing.namespace import Namespace
 from marq.testing.views import DeadLetter, SeenMessage, dead_letter, seen
 from marq.testing.worker import Handled, MemoryWorker
 from marq.wire.dead_letter_notes import is_note

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
 
 from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination
@@ -16,6 +14,7 @@ from marq.kafka.records import Records, Row
 from marq.kafka.source_records import payloads_in
 from marq.kafka.topics import Topics
 from marq.queues.definition_log import UnfinishedMessages, unfinished
+from marq.queues.following import document_of, encoded
 from marq.queues.subscription_start import start_document, starting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions, placement_key, start_key
@@ -89,8 +88,8 @@ class Namespace:
         self._start(key, value)
         offset = self.queues.append(0, self.clock.wall_ms, key, value)
         # Clients log a definition that can't be read; the former one stays in effect.
-        with suppress(ConfigError, ValueError):
-            queue = self.definitions.fold(key, None if value is None else json.loads(value), offset)
+        with suppress(ConfigError):
+            queue = self.definitions.fold(key, document_of(value), offset)
             if queue is not None:
                 self._place(queue)
         self._end_pauses()
@@ -98,8 +97,8 @@ class Namespace:
 
     def _start(self, key: bytes, value: bytes | None) -> None:
         """Publish where new queues start in their topics, as writers do before a definition."""
-        with suppress(ConfigError, ValueError):
-            after = self.definitions.after({key: None if value is None else json.loads(value)})
+        with suppress(ConfigError):
+            after = self.definitions.after({key: document_of(value)})
             for queue, topic in starting(self.definitions, after):
                 ends = self.topics[topic].ends if topic in self.topics else {}
                 former = self.definitions.begin(queue)
@@ -233,8 +232,3 @@ class Namespace:
     def quarantine(self, value: bytes | None, origin: str, reason: str) -> None:
         headers = [(ORIGIN_HEADER, origin.encode()), (REASON_HEADER, reason.encode())]
         self.unreadable.append(0, self.clock.wall_ms, None, value, headers)
-
-
-def encoded(document: Mapping[str, Any] | None) -> bytes | None:
-    """Return a definition as a record value."""
-    return None if document is None else json.dumps(document).encode()

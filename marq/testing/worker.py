@@ -22,13 +22,14 @@ from marq.handlers.middleware import CallNext, Middleware, middleware_in
 from marq.kafka.queue_records import serving
 from marq.leases.message import Message
 from marq.producer.producer import Producer
+from marq.queues.following import encoded
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_queue, check_topic
 from marq.settings.default_group import HANDLERS_GROUP
 from marq.settings.definitions import Definitions, layer_key
 from marq.settings.removed_handlers import handler_of
 from marq.testing.cluster import MemoryCluster, MemoryMember
-from marq.testing.namespace import Namespace, encoded
+from marq.testing.namespace import Namespace
 from marq.wire.errors import ConfigError
 
 #: A decorated function, or a module that contains some.

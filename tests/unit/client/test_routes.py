@@ -15,13 +15,14 @@ import marq.producer.routes
 import marq.queues.following
 from marq.producer.batches import Batcher, ProducerBatch
 from marq.producer.ordered_sending import default_partition
+from marq.queues.following import encoded
 from marq.queues.queues import Queues
 from marq.settings.definitions import placement_key
 from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import SENT_S, Placement, subset
 from marq.testing import Broker
 from marq.testing.cluster import Batch, MemoryDefinitionLog
-from marq.testing.namespace import Namespace, encoded
+from marq.testing.namespace import Namespace
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from tests.unit.client.fakes import spin
 
