@@ -61,11 +61,8 @@ def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., W
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("shared"))
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("shared")) as worker:
+        yield await worker.ready()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -192,6 +192,10 @@ class Worker(lab.program.Worker):
         if self in Worker.started:
             Worker.started.remove(self)
 
+    def __exit__(self, *_: object) -> None:
+        # By kill -9: an orderly stop takes seconds, and the tests of stops call it themselves.
+        self.close()
+
     def again(self, **environment: str) -> Worker:
         """Return another worker with the same settings, not started."""
         other = Worker(

@@ -51,11 +51,8 @@ async def queues(servers: str, prefix: str) -> AsyncIterator[marq.Queues]:
 @pytest.fixture
 async def worker(servers: str, names: Names, queues: marq.Queues, tmp_path: Path) -> AsyncIterator[Worker]:
     handlers = Handlers(tmp_path / "handlers")
-    worker = Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=handlers.environment)
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=handlers.environment) as worker:
+        yield await worker.ready()
 
 
 async def read_by(servers: str, group: str) -> list[int]:

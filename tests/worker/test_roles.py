@@ -168,11 +168,8 @@ def shared_handlers(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
 def shared_worker(broker: EmbeddedBroker, shared_handlers: Handlers) -> Iterator[Worker]:
     """One worker for the tests that do not end it."""
     environment = {**shared_handlers.environment, "MARQ_HANDLERS": "handlers_of_the_test"}
-    worker = Worker(broker.bootstrap_servers, shared_handlers.directory.parent, environment=environment)
-    try:
-        yield worker.start()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, shared_handlers.directory.parent, environment=environment) as worker:
+        yield worker
 
 
 class Site:

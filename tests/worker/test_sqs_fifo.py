@@ -42,11 +42,8 @@ limits = { per_key = { concurrency = 1 } }
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     directory = tmp_path_factory.mktemp("worker")
-    worker = Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=environment(directory))
-    try:
-        yield await worker.start().ready(2)
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=environment(directory)) as worker:
+        yield await worker.ready(2)
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
