@@ -233,6 +233,12 @@ class Worker(lab.program.Worker):
         """Return the statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
 
+    async def members(self) -> int:
+        """Return how many members the trackers' group has."""
+        async with admin(self.environment["MARQ_BOOTSTRAP_SERVERS"]) as client:
+            [response] = await client.describe_consumer_groups([self.names.app_id])
+        return len(response.groups[0][5])
+
 
 async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
     """Wait until these workers own all markers partitions, each at least one; return the statistics."""

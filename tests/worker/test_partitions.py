@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 import marq
@@ -58,19 +57,11 @@ async def worker(servers: str, names: Names, queues: marq.Queues, tmp_path: Path
 async def read_by(servers: str, group: str) -> list[int]:
     """Return the partitions that the members of a group are assigned."""
     async with admin(servers) as client:
-        return await _assigned(client, group)
-
-
-async def _assigned(client: AIOKafkaAdminClient, group: str) -> list[int]:
-    [response] = await client.describe_consumer_groups([group])
+        [response] = await client.describe_consumer_groups([group])
     [(_, _, _, _, _, members, *_)] = response.groups
-    assignments = [ConsumerProtocolMemberAssignment.decode(assigned) for *_, assigned in _told(members) if assigned]
+    # Of each: its id, its client's id, its host, metadata, and its assignment.
+    assignments = [ConsumerProtocolMemberAssignment.decode(member[4]) for member in members if member[4]]
     return sorted(partition.partition for assignment in assignments for partition in assignment.partitions())
-
-
-def _told(members: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    # (member id, client id, host, metadata, assignment)
-    return [member[:5] for member in members]
 
 
 async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_where_they_live(

@@ -17,7 +17,7 @@ import marq
 from marq_worker.broker import EmbeddedBroker
 from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually, make_topic
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -65,13 +65,6 @@ async def producer_of(broker: EmbeddedBroker) -> AsyncIterator[Callable[[Worker]
         await producer.stop()
 
 
-async def members(broker: EmbeddedBroker, worker: Worker) -> int:
-    """How many members the trackers' group has."""
-    async with admin(broker.bootstrap_servers) as client:
-        [response] = await client.describe_consumer_groups([worker.names.app_id])
-    return len(response.groups[0][5])
-
-
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -102,7 +95,7 @@ async def running(worker: Worker, *groups: str) -> dict[str, int]:
 
 
 async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
+    make: Make, handlers: Handlers, producer_of: Any
 ) -> None:
     tracker = await make("tracker,web").start().ready()
     runner = make("handlers", like=tracker)
@@ -122,7 +115,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     assert {line["parent"] for line in noted} == {runner.pid}
     assert (await tracker.handlers(), await pages.handlers()) == ({}, {})
     # Only the tracker keeps leases: no other worker is in its group or has a folder.
-    assert await members(broker, tracker) == 1
+    assert await tracker.members() == 1
     assert not runner.data_directory.exists()
     # Only the role web shows pages, with the statistics of all trackers.
     assert (await runner.page("/"))[0] == 0
@@ -142,7 +135,7 @@ async def test_a_tracker_without_the_role_web_redelivers_and_its_statistics_are_
     tracker = make("tracker", like=pages).start()
 
     async with Namespace(broker.bootstrap_servers, pages.names) as namespace:
-        await eventually(lambda: members(broker, tracker), lambda count: count == 1)
+        await eventually(tracker.members, lambda count: count == 1)
         sent = await namespace.send("emails")
         await namespace.acquire(sent, lease=0.5)
         copies = await eventually(lambda: namespace.copies_of(sent))
