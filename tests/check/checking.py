@@ -13,6 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
 
+import pytest
+
+import marq
 from marq.kafka.role_permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
@@ -26,6 +29,9 @@ from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
 ROOT = Path(__file__).resolve().parents[2]
 
 NewWorker = Callable[..., Worker]
+
+#: For starts of clients that end at once, on a busy machine.
+LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -138,6 +144,13 @@ async def allow(servers: str, user: str, permissions: list[Permission]) -> None:
     """Grant these permissions to a user."""
     for command in grants(permissions, f"User:{user}", Tools("any")):
         await kafka_tools.run(command, servers)
+
+
+async def said(address: str, **options: object) -> str:
+    """Return the error of a start that cannot succeed."""
+    with pytest.raises(marq.BrokerUnavailable) as caught:
+        await ensure_topics(ClientSettings.read(address, {"connect_timeout": LIMIT_S, **options}, environment={}))
+    return str(caught.value)
 
 
 async def make_topics(servers: str, prefix: str) -> None:
