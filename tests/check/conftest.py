@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from marq_worker.broker import Certificates, EmbeddedBroker, Security
 from marq_worker.check import examination
@@ -40,11 +39,6 @@ def diagnosis_limit_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None
 
     set_limit(LIMIT_S)
     return set_limit
-
-
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture(scope="session")
@@ -121,11 +115,3 @@ async def guarded(secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str]
 @pytest.fixture
 def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[NewWorker]:
     yield from workers(broker, tmp_path)
-
-
-@pytest.fixture
-async def admin(servers: str):
-    client = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await client.start()
-    yield client
-    await client.close()

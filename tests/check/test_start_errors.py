@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from marq.kafka.role_permissions import ROLES, Tools
@@ -23,7 +22,7 @@ from tests.brokers import UNFENCED
 from tests.check.checking import LIMIT_S, allow, said
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS
+from tests.worker.harness import LIMIT_SECONDS, admin
 
 pytestmark = [
     # aiokafka 0.14 lets go of a refused connection before its transport is closed.
@@ -327,11 +326,7 @@ async def test_looking_for_topics_does_not_make_them() -> None:
 
         await ensure_topics(settings, changelog=True)
 
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-        await admin.start()
-        try:
-            found = (await look_up(admin, [settings.names.markers, "absent"])).found
-            assert "absent" not in await admin.list_topics()
-        finally:
-            await admin.close()
+        async with admin(broker.bootstrap_servers) as client:
+            found = (await look_up(client, [settings.names.markers, "absent"])).found
+            assert "absent" not in await client.list_topics()
         assert found[settings.names.markers].config["message.timestamp.type"] == "LogAppendTime"

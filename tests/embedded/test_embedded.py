@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from marq_worker.broker import EmbeddedBroker, ports, settings
 from marq_worker.broker.errors import BrokerError
 from marq_worker.broker.settings import FIRST_NODE_ID
 from tests.client.waiting import wait_until
-from tests.worker.harness import make_topic
+from tests.worker.harness import admin, make_topic
 
 LIMIT_SECONDS = 120.0
 
@@ -55,13 +54,9 @@ async def test_records_that_were_confirmed_outlive_kill_9(broker: EmbeddedBroker
 
 
 async def test_a_missing_topic_stays_absent(broker: EmbeddedBroker) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.describe_topics(["misspelt"])
-        assert "misspelt" not in await admin.list_topics()
-    finally:
-        await admin.close()
+    async with admin(broker.bootstrap_servers) as client:
+        await client.describe_topics(["misspelt"])
+        assert "misspelt" not in await client.list_topics()
 
 
 def test_a_paused_broker_takes_connections_and_answers_nothing(broker: EmbeddedBroker) -> None:

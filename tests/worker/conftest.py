@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from marq_worker.broker import EmbeddedBroker
@@ -30,14 +29,6 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
             tail = "\n".join(worker.log().splitlines()[-LOG_LINES:])
             report.sections.append((f"end of {worker.log_file}", tail))
     return report
-
-
-@pytest.fixture
-async def admin(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    yield admin
-    await admin.close()
 
 
 @pytest.fixture

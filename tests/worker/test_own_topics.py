@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 
 import marq
 from marq.client.receipt import Receipt
@@ -25,7 +25,7 @@ from marq.wire.names import log_name
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic, take
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, delete_topic, eventually, make_topic, take
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -86,12 +86,8 @@ async def test_a_message_whose_record_was_removed_becomes_a_dead_letter_and_othe
     """Its consumer died, and retention was faster than the worker. A fetch there returns a later record."""
     first = await namespace.producer.send_and_wait(topic, b"removed", partition=0)
     later = await namespace.producer.send_and_wait(topic, b"kept", partition=0)
-    admin = AIOKafkaAdminClient(bootstrap_servers=namespace.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=later.offset)})
-    finally:
-        await admin.close()
+    async with admin(namespace.bootstrap_servers) as client:
+        await client.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=later.offset)})
 
     columns = LeftPayloads([first.timestamp, later.timestamp])
     offsets = [first.offset, later.offset]

@@ -20,11 +20,6 @@ QUEUES = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
     """Listeners that only allow the worker: each of its clients must authenticate."""
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
