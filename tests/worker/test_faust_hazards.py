@@ -279,9 +279,9 @@ class Load:
             # A load, and no race with the workers for the machine.
             await asyncio.sleep(PAUSE_SECONDS)
 
-    async def goes_on(self, rounds: int = 5) -> None:
+    async def goes_on(self) -> None:
         """Return after some more rounds."""
-        until = self.rounds + rounds
+        until = self.rounds + 5
 
         async def done() -> bool:
             return self.rounds >= until

@@ -74,11 +74,11 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-async def gone(*pids: int, limit: float = LIMIT_SECONDS) -> None:
+async def gone(*pids: int) -> None:
     async def left() -> list[int]:
         return [pid for pid in pids if alive(pid)]
 
-    await eventually(left, lambda found: not found, limit=limit)
+    await eventually(left, lambda found: not found)
 
 
 async def running(worker: Worker, *groups: str) -> dict[str, int]:
