@@ -217,17 +217,17 @@ async def test_each_group_with_handlers_has_a_process_of_its_own(site: Site) -> 
 
 async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: Site) -> None:
     settings = {"max_attempts": 2, "backoff": [0.1], "breaker": {"window": 4, "reset_timeout": 1}}
-    await site.serve("obedient", "obedient", **settings)
+    await site.serve("failing", "failing", **settings)
 
     async def breaker() -> dict[str, Any]:
-        found: dict[str, Any] = (await site.worker.handlers())["obedient"]["breakers"].get("obedient", {})
+        found: dict[str, Any] = (await site.worker.handlers())["failing"]["breakers"].get("failing", {})
         return found
 
     assert (await eventually(breaker, lambda found: "state" in found)) == {"state": "closed", "openings": 0}
-    await site.producer.send_many("obedient", [b"fail"] * 8)
+    await site.producer.send_many("failing", [b"x"] * 8)
     await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
-    assert (await site.worker.queue("obedient"))["dead_lettered"] == 0
-    assert "circuit breaker open, no message is delivered: queue=obedient" in site.worker.log()
+    assert (await site.worker.queue("failing"))["dead_lettered"] == 0
+    assert "circuit breaker open, no message is delivered: queue=failing" in site.worker.log()
 
 
 async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_lost(site: Site) -> None:
