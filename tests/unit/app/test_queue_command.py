@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from marq.settings.definitions import Definitions
 from marq.settings.effective_settings import queue_document
+from marq.settings.queue import CHECKS
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.names import Names
 from marq_worker.commands import queue as command
@@ -150,35 +151,13 @@ def test_settings_are_shown_with_where_they_come_from() -> None:
     shown = queue_document("emails", definitions, Names())
 
     assert (shown["defined"], shown["group"], shown["consumer_group"]) == (True, "background", "marq.group.background")
-    assert {key: setting["from"] for key, setting in shown["settings"].items()} == {
+    origins = {key: setting["from"] for key, setting in shown["settings"].items()}
+    assert origins.keys() == {name.removesuffix("_ms") for name in CHECKS}
+    assert {key: origin for key, origin in origins.items() if origin != "default"} == {
         "lease": "defaults",
-        "max_lease": "default",
-        "max_attempts": "default",
         "backoff": "change",
-        "dead_letter": "default",
         "group": "file",
-        "topic": "default",
         "handler": "handler",
-        "concurrency": "default",
-        "delay": "default",
-        "delivery": "default",
-        "transactional": "default",
-        "errors": "default",
-        "breaker": "default",
-        "partitions": "default",
-        "paused": "default",
-        "ordering": "default",
-        "on_dead_letter": "default",
-        "start": "default",
-        "deduplication_window": "default",
-        "shutdown_timeout": "default",
-        "tracebacks": "default",
-        "key": "default",
-        "limits": "default",
-        "fair": "default",
-        "priority": "default",
-        "expires_after": "default",
-        "expired": "default",
     }
     assert lines(shown)[0] == "queue emails: group background (marq.group.background)"
     assert lines(shown)[1].split() == ["lease", "20", "[defaults]", "of", "marq.toml"]
