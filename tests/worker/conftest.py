@@ -16,6 +16,7 @@ import pytest_asyncio
 
 import marq
 from marq_worker.broker import EmbeddedBroker
+from tests.worker.handling import Handlers
 from tests.worker.harness import Namespace, Worker
 
 LOG_LINES = 25
@@ -35,6 +36,12 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     """Makes workers on the session's broker; none outlives the test."""
     yield from workers(broker, tmp_path)
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Handlers:
+    """Handlers that workers of the test can run, and what they noted."""
+    return Handlers(tmp_path / "handlers")
 
 
 def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., Worker]]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -249,9 +248,9 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
 
 
 async def test_a_handler_gets_no_records_of_aborted_transactions_and_they_do_not_count_as_waiting(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers, topic = Handlers(tmp_path / "handlers"), f"own-{uuid.uuid4().hex}"
+    topic = f"own-{uuid.uuid4().hex}"
     await make_topic(broker.bootstrap_servers, topic, 1)
     settings = f'[queues.orders]\nhandler = "handlers_of_the_test:coroutine"\ntopic = "{topic}"\n'
     worker = await new_worker(queues=settings, environment=handlers.environment).start().ready()

@@ -48,8 +48,9 @@ async def queues(servers: str, prefix: str) -> AsyncIterator[marq.Queues]:
 
 
 @pytest.fixture
-async def worker(servers: str, names: Names, queues: marq.Queues, tmp_path: Path) -> AsyncIterator[Worker]:
-    handlers = Handlers(tmp_path / "handlers")
+async def worker(
+    servers: str, names: Names, queues: marq.Queues, tmp_path: Path, handlers: Handlers
+) -> AsyncIterator[Worker]:
     with Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=handlers.environment) as worker:
         yield await worker.ready()
 
@@ -65,13 +66,12 @@ async def read_by(servers: str, group: str) -> list[int]:
 
 
 async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_where_they_live(
-    servers: str, names: Names, queues: marq.Queues, worker: Worker
+    servers: str, names: Names, queues: marq.Queues, worker: Worker, handlers: Handlers
 ) -> None:
     async def placed() -> object:
         return queues.definitions.placement("few")
 
     await eventually(placed, lambda placement: placement == Placement(of("few", 2), None))
-    handlers = Handlers(worker.directory / "handlers")
     async with (
         marq.Producer(servers, prefix=names.prefix) as producer,
         marq.Consumer("few", servers, prefix=names.prefix) as consumer,

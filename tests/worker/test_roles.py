@@ -31,11 +31,6 @@ coroutine = { handler = "handlers_of_the_test:coroutine" }
 
 
 @pytest.fixture
-def handlers(tmp_path: Path) -> Handlers:
-    return Handlers(tmp_path / "handlers")
-
-
-@pytest.fixture
 def make(new_worker: Make, handlers: Handlers) -> Make:
     """Makes workers that can import the handlers; ``roles`` are theirs."""
 

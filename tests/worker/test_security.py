@@ -67,12 +67,11 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
     new_worker: Callable[..., Worker],
     broker: EmbeddedBroker,
     certificates: Certificates,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    handlers: Handlers,
     protocol: str,
     mechanism: str,
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     security = settings(protocol, mechanism, certificates)
     # The provider of tokens reads it in this process, too.
     monkeypatch.setenv("TOKEN_USER", NAME)
@@ -107,8 +106,9 @@ async def test_a_worker_goes_on_when_the_sessions_of_its_clients_end(
     certificates: Certificates,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    handlers: Handlers,
 ) -> None:
-    handlers, journal = Handlers(tmp_path / "handlers"), tmp_path / "tokens"
+    journal = tmp_path / "tokens"
     security = settings("SASL_SSL", "OAUTHBEARER", certificates)
     monkeypatch.setenv("TOKEN_USER", NAME)
     servers = broker.listener("SASL_SSL")

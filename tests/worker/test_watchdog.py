@@ -133,9 +133,8 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
 
 @pytest.mark.timeout(600)
 async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_followed_by_another(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     victim = Victim(new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory)
     await victim.worker.start().ready(limit=LIMIT_SECONDS)
 
@@ -159,9 +158,8 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 
 @pytest.mark.timeout(600)
 async def test_a_handlers_process_that_does_not_get_out_of_a_rebalance_ends_itself(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     # Faust's variable, as above.
     victim = Victim(
         new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory, BROKER_REBALANCE_TIMEOUT="6"
