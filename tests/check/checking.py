@@ -24,7 +24,7 @@ from marq_worker.check.findings import CheckFinding, Level, exit_code
 from marq_worker.check.permissions import WORKER
 from marq_worker.config.settings import load_client_settings, load_settings
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS, Worker, eventually
+from tests.worker.harness import Worker, eventually, output_of
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -90,15 +90,10 @@ class Check:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        try:
-            output, errors = await asyncio.wait_for(process.communicate(), LIMIT_SECONDS)
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        assert b"Traceback" not in errors, errors.decode()
+        output, errors = await output_of(process)
+        assert "Traceback" not in errors, errors
         assert process.returncode is not None
-        return process.returncode, output.decode()
+        return process.returncode, output
 
 
 def read_report(output: str) -> Outcome:

@@ -540,6 +540,18 @@ def kinds(facts: Iterable[tuple[Record, Fact]]) -> list[Kind]:
     return [fact.kind for _, fact in facts]
 
 
+async def output_of(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """Wait for the end of a program, which is killed if it takes too long; return what it printed."""
+    try:
+        async with asyncio.timeout(180):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    return output.decode(), errors.decode()
+
+
 async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int, str, str]:
     """Run a command in a worker's directory with its environment; return its exit code and what it printed."""
 
