@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from hypothesis import HealthCheck, settings
 from xdist.scheduler import LoadFileScheduling
 
 from marq.wire.names import Names
-from marq_worker.broker import java
+from marq_worker.broker import Certificates, java
 from marq_worker.broker.embedded import EmbeddedBroker
 from tests.brokers import UNFENCED
 
@@ -56,6 +57,19 @@ def broker() -> Iterator[EmbeddedBroker]:
 @pytest.fixture
 def servers(broker: EmbeddedBroker) -> str:
     return broker.bootstrap_servers
+
+
+@pytest.fixture
+async def admin(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
+    client = AIOKafkaAdminClient(bootstrap_servers=servers)
+    await client.start()
+    yield client
+    await client.close()
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    return Certificates.make(tmp_path_factory.mktemp("certificates"))
 
 
 @pytest.fixture

@@ -17,12 +17,9 @@ from marq_worker.web.dashboard.live_history import LiveHistory
 from marq_worker.web.dashboard.sending import lines
 from tests.browser.pretend import DEAD_LETTERED, HOSTILE, PAGES, QUEUES, PretendNamespace
 from tests.browser.serving import Background, Site, serving
-from tests.browser.windows import ELSEWHERE, examine, violations, width
+from tests.browser.windows import ELSEWHERE, LONG, PHONE, examine, violations, width
 from tests.live_windows import write_windows
 
-#: A telephone; the longest name that a queue may have is longer than its screen is wide.
-PHONE = {"width": 390, "height": 844}
-LONG = "q" * 200
 #: In the year 2100.
 PAUSED_UNTIL_MS = 4_102_444_800_000
 #: Of each row: the text of each cell, and from where to where it goes.

@@ -9,8 +9,7 @@ import pandas as pd
 
 from pipeline.plots import PLOTS, draw
 from pipeline.report import page as report
-from tests.browser.test_pages import LONG, PHONE
-from tests.browser.windows import violations, width
+from tests.browser.windows import LONG, PHONE, violations, width
 from tests.pipeline.test_plots import MINUTE_MS, NOW, row
 
 

@@ -16,6 +16,9 @@ WAIT_MS = 60_000
 #: A name that leads here, but that browsers do not trust as they trust this machine's own addresses.
 ELSEWHERE = "marq.test"
 NARROW = {"width": 320, "height": 640}
+#: A telephone; the longest name that a queue may have is longer than its screen is wide.
+PHONE = {"width": 390, "height": 844}
+LONG = "q" * 200
 
 
 @contextmanager

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import http.server
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 from marq_worker.broker import Certificates, EmbeddedBroker, Security
 from marq_worker.check import examination
 from tests.brokers import UNFENCED
-from tests.check.checking import Check, NewWorker, make_topics
+from tests.check.checking import LIMIT_S, Check, NewWorker, make_topics
 from tests.worker.conftest import workers
 
 PASSWORD = "secret"
@@ -30,9 +29,16 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(examination, "IMPORT_LIMIT_S", 30.0)
 
 
-@pytest.fixture(scope="session")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
+@pytest.fixture
+def diagnosis_limit_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """Lets a diagnosis take its time on a busy machine; a test in which it gets no answer sets another limit."""
+
+    def set_limit(limit_s: float) -> None:
+        for name in ("_LOOK_S", "_MAX_LOOK_S"):
+            monkeypatch.setattr(f"marq.kafka.connection.{name}", limit_s)
+
+    set_limit(LIMIT_S)
+    return set_limit
 
 
 @pytest.fixture(scope="session")
@@ -109,11 +115,3 @@ async def guarded(secured: EmbeddedBroker, tmp_path: Path, login: dict[str, str]
 @pytest.fixture
 def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[NewWorker]:
     yield from workers(broker, tmp_path)
-
-
-@pytest.fixture
-async def admin(servers: str):
-    client = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await client.start()
-    yield client
-    await client.close()

@@ -21,7 +21,7 @@ from marq_worker.check.findings import Level
 from tests.brokers import UNFENCED
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS, Namespace
+from tests.worker.harness import LIMIT_SECONDS, Namespace, admin
 
 # aiokafka 0.14 lets go of a refused connection before its transport is closed.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -218,16 +218,13 @@ async def test_a_broker_that_creates_unknown_topics_is_left_as_it_was(
         async with Namespace(servers, names) as namespace:
             definition = b'{"topic": "absent"}', b"file:orders"
             await namespace.producer.send_and_wait(names.queues, *definition, partition=0)
-        admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-        await admin.start()
-        try:
-            found = await Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix})()
 
-            assert found.problem("queue orders").found == "its topic absent does not exist"
-            assert not found.has(Level.PROBLEM, "waiting messages")
-            assert "absent" not in await admin.list_topics()
-        finally:
-            await admin.close()
+        found = await Check(tmp_path, {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_PREFIX": prefix})()
+
+        assert found.problem("queue orders").found == "its topic absent does not exist"
+        assert not found.has(Level.PROBLEM, "waiting messages")
+        async with admin(servers) as client:
+            assert "absent" not in await client.list_topics()
 
 
 async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(

@@ -168,14 +168,11 @@ async def test_the_commands_of_the_check_grant_all_that_a_worker_needs(
     (tmp_path / "queues.toml").write_text('[queues.emails]\nhandler = "posixpath:basename"\n')
     queues = {"MARQ_QUEUES_FILE": str(tmp_path / "queues.toml")}
     await obey((await guarded(**queues)).problem("permissions"), secured.bootstrap_servers)
-    running = worker_of(guarded, secured, tmp_path, prefix, **queues)
 
-    try:
-        await running.start().ready(2)
+    with worker_of(guarded, secured, tmp_path, prefix, **queues) as running:
+        await running.ready(2)
         # The process of the handlers joins its group after the worker is ready.
         await eventually(lambda: guarded(**queues), lambda found: found.exit_code == 0)
-    finally:
-        running.close()
 
     assert "marq: " not in running.log(), running.log()
 
@@ -195,12 +192,9 @@ async def test_a_worker_that_lacks_permissions_ends_with_one_sentence_and_the_co
         if (permission.kind, permission.name, permission.operation) not in missing
     ]
     await allow(secured.bootstrap_servers, user, granted)
-    running = worker_of(guarded, secured, tmp_path, names.prefix)
 
-    try:
-        code = await running.start().ended()
-    finally:
-        running.close()
+    with worker_of(guarded, secured, tmp_path, names.prefix) as running:
+        code = await running.ended()
 
     log = running.log()
     [sentence] = [line for line in log.splitlines() if line.startswith("marq: ")]

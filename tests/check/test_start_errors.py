@@ -11,7 +11,6 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
-from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from marq.kafka.role_permissions import ROLES, Tools
@@ -20,35 +19,19 @@ from marq.settings.client import ClientSettings
 from marq.wire.names import Names
 from marq_worker.broker import Certificates, EmbeddedBroker
 from tests.brokers import UNFENCED
-from tests.check.checking import allow
+from tests.check.checking import LIMIT_S, allow, said
 from tests.check.conftest import PASSWORD
 from tests.embedded import kafka_tools
-from tests.worker.harness import LIMIT_SECONDS
+from tests.worker.harness import LIMIT_SECONDS, admin
 
-# aiokafka 0.14 lets go of a refused connection before its transport is closed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    # aiokafka 0.14 lets go of a refused connection before its transport is closed.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("diagnosis_limit_s"),
+]
 
-#: For starts that end at once, and for starts that only end with their limit.
-LIMIT_S, SHORT_LIMIT_S = 30.0, 1.5
-
-
-@pytest.fixture(autouse=True)
-def diagnosis_limit_s(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Lets a diagnosis take its time on a busy machine; a test in which it gets no answer sets another limit."""
-
-    def set_limit(limit_s: float) -> None:
-        for name in ("_LOOK_S", "_MAX_LOOK_S"):
-            monkeypatch.setattr(f"marq.kafka.connection.{name}", limit_s)
-
-    set_limit(LIMIT_S)
-    return set_limit
-
-
-async def said(address: str, **options: object) -> str:
-    """Return the error of a start that cannot succeed."""
-    with pytest.raises(marq.BrokerUnavailable) as caught:
-        await ensure_topics(ClientSettings.read(address, {"connect_timeout": LIMIT_S, **options}, environment={}))
-    return str(caught.value)
+#: For starts that only end with their limit.
+SHORT_LIMIT_S = 1.5
 
 
 @pytest.mark.parametrize(
@@ -343,11 +326,7 @@ async def test_looking_for_topics_does_not_make_them() -> None:
 
         await ensure_topics(settings, changelog=True)
 
-        admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-        await admin.start()
-        try:
-            found = (await look_up(admin, [settings.names.markers, "absent"])).found
-            assert "absent" not in await admin.list_topics()
-        finally:
-            await admin.close()
+        async with admin(broker.bootstrap_servers) as client:
+            found = (await look_up(client, [settings.names.markers, "absent"])).found
+            assert "absent" not in await client.list_topics()
         assert found[settings.names.markers].config["message.timestamp.type"] == "LogAppendTime"

@@ -12,13 +12,15 @@ import marq
 from marq.kafka.role_permissions import ROLES
 from marq_worker.broker import Certificates, EmbeddedBroker
 from tests import tokens
-from tests.check.checking import Check, allow, make_topics
-from tests.check.test_start_errors import diagnosis_limit_s, said  # noqa: F401 - the first is a fixture
+from tests.check.checking import Check, allow, make_topics, said
 from tests.client.waiting import until
 from tests.worker.harness import LIMIT_SECONDS
 
-# aiokafka 0.14 lets go of a refused connection before its transport is closed.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    # aiokafka 0.14 lets go of a refused connection before its transport is closed.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.usefixtures("diagnosis_limit_s"),
+]
 
 TOKEN_LOGIN = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "OAUTHBEARER"}
 #: Long enough for a login on a busy machine.
@@ -146,7 +148,7 @@ async def test_a_provider_that_fails_is_named_when_a_client_starts(secured: Embe
     assert "MARQ_SASL_TOKEN_PROVIDER" in text
 
 
-async def test_a_provider_that_hangs_is_named_when_a_client_starts(secured: EmbeddedBroker, diagnosis_limit_s) -> None:  # noqa: F811
+async def test_a_provider_that_hangs_is_named_when_a_client_starts(secured: EmbeddedBroker, diagnosis_limit_s) -> None:
     async def hangs() -> str:
         return await asyncio.get_running_loop().create_future()
 

@@ -16,6 +16,7 @@ from marq.wire.names import Names
 from marq_worker.broker import ports
 from marq_worker.broker.process import ChildProcess
 from tests.docs.pages import ROOT
+from tests.worker.harness import output_of
 
 LIMIT_SECONDS = 180
 #: Files of a checkout that the commands need, in addition to marq.toml, into which readers write.
@@ -54,15 +55,9 @@ class Checkout:
             "bash", "-e", "-c", commands.replace("6066", str(self.port)),
             cwd=self.directory, env=self._environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
-        try:
-            async with asyncio.timeout(LIMIT_SECONDS):
-                output, errors = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-            raise
-        assert process.returncode == 0, output.decode() + errors.decode()
-        return output.decode()
+        output, errors = await output_of(process)
+        assert process.returncode == 0, output + errors
+        return output
 
     @contextmanager
     def worker(self, command: str) -> Iterator[ChildProcess]:

@@ -13,6 +13,7 @@ from typing import Self
 import marq
 from marq.wire.names import Names
 from tests.docs.pages import ROOT
+from tests.worker.harness import output_of
 
 LIMIT_SECONDS = 180.0
 
@@ -48,15 +49,10 @@ class Machine:
         return await self.end(process)
 
     async def end(self, process: Process) -> str:
-        try:
-            async with asyncio.timeout(LIMIT_SECONDS):
-                output, errors = await process.communicate()
-        except TimeoutError:
-            process.kill()
-            raise
-        assert process.returncode == 0, errors.decode()
-        assert b"Traceback" not in errors, errors.decode()
-        return output.decode()
+        output, errors = await output_of(process)
+        assert process.returncode == 0, errors
+        assert "Traceback" not in errors, errors
+        return output
 
     async def send(self, queue: str, *values: bytes) -> None:
         async with marq.Producer(self.servers, prefix=self.names.prefix) as producer:

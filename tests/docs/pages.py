@@ -17,6 +17,13 @@ PAGES = [
 #: The pages for operators; settings.md has the tables of settings.
 OPERATIONS = sorted((ROOT / "docs" / "operations").glob("*.md"))
 
+#: Programs of examples/.
+PROGRAMS = sorted(
+    path.relative_to(ROOT / "examples").as_posix()
+    for path in (ROOT / "examples").rglob("*.py")
+    if path.stem != "__init__"
+)
+
 #: Opening fence with its info string ("python compile-only"), the code, closing fence.
 _BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

@@ -12,14 +12,8 @@ import pytest
 from marq.wire.markers import Ack
 from marq.wire.names import Names
 from tests.docs.machine import LIMIT_SECONDS, Machine
-from tests.docs.pages import ROOT
+from tests.docs.pages import PROGRAMS, ROOT
 from tests.worker.harness import Namespace
-
-PROGRAMS = sorted(
-    path.relative_to(ROOT / "examples").as_posix()
-    for path in (ROOT / "examples").rglob("*.py")
-    if path.stem != "__init__"
-)
 
 
 @pytest.fixture

@@ -36,11 +36,8 @@ def block(language: str, beginning: str) -> str:
 @pytest.fixture
 async def endpoint(servers: str, names: Names, tmp_path: Path) -> AsyncIterator[Worker]:
     environment = {"MARQ_ROLES": "tracker,handlers,web,sqs", "MARQ_SQS_PORT": str(free_port("127.0.0.1"))}
-    worker = Worker(servers, tmp_path, prefix=names.prefix, environment=environment)
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(servers, tmp_path, prefix=names.prefix, environment=environment) as worker:
+        yield await worker.ready()
 
 
 class Shell:

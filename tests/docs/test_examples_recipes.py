@@ -107,11 +107,8 @@ async def worker(servers: str, names: Names, packages: Path, database: str, tmp_
     """A tracker that also runs the handler of payments, whose process is killed if a message asks for it."""
     modules = ["examples.recipes.idempotent", "tests.docs.killed_before_ack"]
     environment = {"MARQ_HANDLERS": ",".join(modules), "PYTHONPATH": f"{ROOT}{os.pathsep}{packages}"}
-    worker = Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=environment)
-    try:
-        yield await worker.start().ready(1)
-    finally:
-        worker.close()
+    with Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=environment) as worker:
+        yield await worker.ready(1)
 
 
 # --- transactional outbox ---------------------------------------------------------------------------------------------

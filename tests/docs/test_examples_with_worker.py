@@ -31,14 +31,11 @@ QUEUES = (ROOT / "examples" / "queues.toml").read_text(encoding="utf-8")
 def started(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """A worker as examples/handlers.py starts one."""
     prefix = f"t{uuid.uuid4().hex[:12]}"
-    worker = Worker(
+    with Worker(
         broker.bootstrap_servers, tmp_path_factory.mktemp("examples"), prefix=prefix,
         queues=QUEUES.replace('"orders"', f'"{prefix}-orders"'), environment={"MARQ_HANDLERS": "examples.handlers"},
-    )  # fmt: skip
-    try:
-        yield worker.start()
-    finally:
-        worker.close()
+    ) as worker:  # fmt: skip
+        yield worker
 
 
 @pytest.fixture

@@ -342,11 +342,8 @@ def started(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) ->
     prefix = f"t{uuid.uuid4().hex[:12]}"
     queues = f'[queues.shared]\nmax_attempts = 2\n[queues.own]\nmax_attempts = 2\ntopic = "{prefix}-own"\n'
     asyncio.run(make_topic(broker.bootstrap_servers, f"{prefix}-own", 2))
-    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("worker"), prefix=prefix, queues=queues)
-    try:
-        yield worker.start()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("worker"), prefix=prefix, queues=queues) as worker:
+        yield worker
 
 
 @pytest.fixture

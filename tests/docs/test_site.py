@@ -13,8 +13,7 @@ import pytest
 
 import marq
 from marq.version import VERSION
-from tests.docs.pages import ROOT
-from tests.docs.test_examples import PROGRAMS
+from tests.docs.pages import PROGRAMS, ROOT
 
 pytestmark = pytest.mark.verify
 

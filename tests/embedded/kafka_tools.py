@@ -14,7 +14,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewPartitions, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.protocol.admin import CreateAclsRequest, DescribeAclsRequest
 
-from tests.worker.harness import eventually
+from tests.worker.harness import admin, eventually
 
 _OPERATIONS = {"Read": 3, "Write": 4, "Create": 5, "Alter": 7, "Describe": 8, "DescribeConfigs": 10}
 _PATTERNS = {"literal": 3, "prefixed": 4}
@@ -25,12 +25,8 @@ _ANY_HOST, _ALLOW, _SET_BY_HAND = "*", 3, 1
 async def run(command: str, servers: str) -> None:
     """Run one command line; ``servers`` is the administrator's address, which replaces the command's."""
     tool, *options = shlex.split(command)
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    try:
-        await _TOOLS[tool](admin, options)
-    finally:
-        await admin.close()
+    async with admin(servers) as client:
+        await _TOOLS[tool](client, options)
 
 
 def _parser(*flags: str) -> argparse.ArgumentParser:

@@ -13,7 +13,8 @@ import pytest
 from marq_worker.broker import EmbeddedBroker, ports
 from marq_worker.broker.errors import BrokerError
 from marq_worker.broker.settings import FIRST_NODE_ID
-from tests.embedded.test_embedded import LIMIT_SECONDS, create, first_value, send
+from tests.embedded.records import LIMIT_SECONDS, first_value, send
+from tests.worker.harness import make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.verify
 async def test_a_topic_can_be_created_as_soon_as_start_returns_and_outlives_a_restart() -> None:
     with EmbeddedBroker() as broker:
         address = broker.bootstrap_servers
-        await create(broker, "kept")
+        await make_topic(address, "kept", 1)
         await send(broker, "kept", b"before")
 
         broker.stop()

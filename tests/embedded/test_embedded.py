@@ -5,16 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 
 from marq_worker.broker import EmbeddedBroker, ports, settings
 from marq_worker.broker.errors import BrokerError
 from marq_worker.broker.settings import FIRST_NODE_ID
 from tests.client.waiting import wait_until
-from tests.worker.harness import make_topic
-
-LIMIT_SECONDS = 120.0
+from tests.embedded.records import LIMIT_SECONDS, first_value, send
+from tests.worker.harness import admin, make_topic
 
 
 @pytest.fixture(scope="module")
@@ -24,26 +21,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBroker]
         yield broker
 
 
-async def send(broker: EmbeddedBroker, topic: str, value: bytes) -> None:
-    async with AIOKafkaProducer(bootstrap_servers=broker.bootstrap_servers) as producer:
-        await producer.send_and_wait(topic, value)
-
-
-async def first_value(broker: EmbeddedBroker, topic: str) -> bytes | None:
-    consumer = AIOKafkaConsumer(topic, bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest")
-    async with consumer:
-        record = await consumer.getone()
-        value: bytes | None = record.value
-        return value
-
-
-async def create(broker: EmbeddedBroker, topic: str) -> None:
-    await make_topic(broker.bootstrap_servers, topic, 1)
-
-
 async def test_records_that_were_confirmed_outlive_kill_9(broker: EmbeddedBroker) -> None:
     address = broker.bootstrap_servers
-    await create(broker, "killed")
+    await make_topic(address, "killed", 1)
     await send(broker, "killed", b"before")
 
     broker.kill()
@@ -55,13 +35,9 @@ async def test_records_that_were_confirmed_outlive_kill_9(broker: EmbeddedBroker
 
 
 async def test_a_missing_topic_stays_absent(broker: EmbeddedBroker) -> None:
-    admin = AIOKafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.describe_topics(["misspelt"])
-        assert "misspelt" not in await admin.list_topics()
-    finally:
-        await admin.close()
+    async with admin(broker.bootstrap_servers) as client:
+        await client.describe_topics(["misspelt"])
+        assert "misspelt" not in await client.list_topics()
 
 
 def test_a_paused_broker_takes_connections_and_answers_nothing(broker: EmbeddedBroker) -> None:

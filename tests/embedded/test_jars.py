@@ -3,7 +3,6 @@
 import errno
 import os
 import sys
-from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -52,8 +51,8 @@ def no_other_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
 
 
-def contents(directory: Path, sums: Mapping[str, str] = JARS.sums) -> dict[str, str]:
-    return {path: (directory / path).read_text() for path in sums if (directory / path).exists()}
+def contents(directory: Path) -> dict[str, str]:
+    return {path: (directory / path).read_text() for path in PATHS if (directory / path).exists()}
 
 
 def test_missing_jars_are_fetched_by_maven_once(bin_directory: Path, cache_directory: Path) -> None:

@@ -14,11 +14,6 @@ from tests.embedded import kafka_tools
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
     security = Security(protocols, users={"alice": "secret"}, certificates=certificates, acls=True)

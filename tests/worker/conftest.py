@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
-from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
 from marq_worker.broker import EmbeddedBroker
+from tests.worker.handling import Handlers
 from tests.worker.harness import Namespace, Worker
 
 LOG_LINES = 25
@@ -33,17 +33,15 @@ def pytest_runtest_makereport(item: pytest.Item) -> Any:
 
 
 @pytest.fixture
-async def admin(servers: str) -> AsyncIterator[AIOKafkaAdminClient]:
-    admin = AIOKafkaAdminClient(bootstrap_servers=servers)
-    await admin.start()
-    yield admin
-    await admin.close()
-
-
-@pytest.fixture
 def new_worker(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     """Makes workers on the session's broker; none outlives the test."""
     yield from workers(broker, tmp_path)
+
+
+@pytest.fixture
+def handlers(tmp_path: Path) -> Handlers:
+    """Handlers that workers of the test can run, and what they noted."""
+    return Handlers(tmp_path / "handlers")
 
 
 def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., Worker]]:
@@ -61,11 +59,8 @@ def workers(broker: EmbeddedBroker, directory: Path) -> Iterator[Callable[..., W
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("shared"))
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("shared")) as worker:
+        yield await worker.ready()
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,6 @@ def note(message: marq.Message) -> None:
         "attempt": message.attempt,
         "worker": os.getpid(),
         "parent": os.getppid(),
-        "thread": threading.current_thread().name,
-        "at": time.monotonic(),
     }
     # One write of a whole line to the end: several workers share the file.
     with (HERE / "journal").open("a") as journal:
@@ -49,16 +46,9 @@ def plain(message: marq.Message) -> None:
     note(message)
 
 
-async def obedient(message: marq.Message) -> None:
-    """Do what the message says."""
+async def failing(message: marq.Message) -> None:
     note(message)
-    match message.value, message.attempt:
-        case b"retry", 1:
-            raise marq.Retry(delay=1)
-        case b"reject", _:
-            raise marq.Reject("no such customer")
-        case b"fail", _:
-            raise ValueError("broken for good")
+    raise ValueError("broken for good")
 
 
 async def patient(message: marq.Message) -> None:

@@ -28,7 +28,7 @@ from marq.settings.queue import QueueSettings
 from marq.wire import record_headers
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode, encode
-from marq.wire.markers import Ack, Acquire, Batch, Fact, Kind, Payload, Reject, Release, Renew, Source, Tick
+from marq.wire.markers import Ack, Acquire, Batch, Fact, Kind, Payload, Reject, Release, Source, Tick
 from marq.wire.names import ATTEMPT_HEADER, ID_HEADER, Names, markers_partition
 from marq_worker.broker import ports
 
@@ -41,7 +41,7 @@ SPACED_PORTS = 4
 #: Seconds after its lease within which a message must be on its way again, on a busy machine; benchmarks measure how
 #: late it really is.
 LATENESS_SECONDS = 5.0
-HOLDER, OTHER = 0xA11CE, 0xB0B
+HOLDER = 0xA11CE
 
 Found = TypeVar("Found")
 Record = ConsumerRecord[Any, Any]
@@ -166,10 +166,6 @@ class Worker(lab.program.Worker):
         found = re.findall(r"owner of markers partition (\d+): .* applied offset (-?\d+)", self.log())
         return {int(partition): int(applied) for partition, applied in found}
 
-    async def has_a_directory(self) -> bool:
-        """Whether a worker has taken the first folder of the data directory."""
-        return (self.data_directory / "worker-0" / "lock").exists()
-
     async def ended(self, limit: float = LIMIT_SECONDS) -> int:
         """Wait for the end of the process; return its exit code."""
 
@@ -191,6 +187,10 @@ class Worker(lab.program.Worker):
         self.kill()
         if self in Worker.started:
             Worker.started.remove(self)
+
+    def __exit__(self, *_: object) -> None:
+        # By kill -9: an orderly stop takes seconds, and the tests of stops call it themselves.
+        self.close()
 
     def again(self, **environment: str) -> Worker:
         """Return another worker with the same settings, not started."""
@@ -229,13 +229,19 @@ class Worker(lab.program.Worker):
         """Return the statistics of this worker's markers partitions."""
         return await asyncio.to_thread(self.owned)
 
+    async def members(self) -> int:
+        """Return how many members the trackers' group has."""
+        async with admin(self.environment["MARQ_BOOTSTRAP_SERVERS"]) as client:
+            [response] = await client.describe_consumer_groups([self.names.app_id])
+        return len(response.groups[0][5])
 
-async def shared_out(*together: Worker, total: int = 2) -> dict[str, Any]:
-    """Wait until these workers own all markers partitions, each at least one; return the statistics."""
+
+async def shared_out(*together: Worker) -> dict[str, Any]:
+    """Wait until these workers own both markers partitions, each at least one; return the statistics."""
 
     def fits(counts: dict[str, Any]) -> bool:
         owned = [[p["partition"] for p in w["partitions"] if p["state"] == "owner"] for w in counts.get("workers", [])]
-        return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == total
+        return len(owned) == len(together) and all(owned) and sum(map(len, owned)) == 2
 
     return await eventually(together[0].published, fits)
 
@@ -256,10 +262,10 @@ class Sent(NamedTuple):
 class Namespace:
     """The topics of one prefix: writes as clients do, and reads all that has been written so far."""
 
-    def __init__(self, bootstrap_servers: str, names: Names, *, markers_partitions: int = 2) -> None:
+    def __init__(self, bootstrap_servers: str, names: Names) -> None:
         self.names = names
         self.bootstrap_servers = bootstrap_servers
-        self.markers_partitions = markers_partitions
+        self.markers_partitions = 2
         self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
         self._ends: AIOKafkaConsumer | None = None
         self._next_partition = itertools.count()
@@ -310,30 +316,23 @@ class Namespace:
     def partition_of(self, source: Source) -> int:
         return markers_partition(source.topic, source.partition, self.markers_partitions)
 
-    async def acquire(
-        self, *sent: Sent, lease: float, holder: int = HOLDER, attempt: int = 1, from_offset: int | None = None
-    ) -> Any:
+    async def acquire(self, *sent: Sent, lease: float, from_offset: int | None = None) -> Any:
         ordered = sorted(sent, key=lambda message: message.offset)
         first = ordered[0]
         offsets = [message.offset for message in ordered]
-        payloads = [message.payload._replace(attempt=attempt) for message in ordered]
+        payloads = [message.payload for message in ordered]
         start = offsets[0] if from_offset is None else from_offset
-        return await self.mark(Acquire(first.queue, holder, first.source, offsets, int(lease * 1000), start, payloads))
+        return await self.mark(Acquire(first.queue, HOLDER, first.source, offsets, int(lease * 1000), start, payloads))
 
-    async def ack(self, *sent: Sent, holder: int = HOLDER) -> Any:
-        return await self.mark(Ack(sent[0].queue, holder, sent[0].source, _offsets(sent)))
+    async def ack(self, *sent: Sent) -> Any:
+        return await self.mark(Ack(sent[0].queue, HOLDER, sent[0].source, _offsets(sent)))
 
-    async def renew(self, *sent: Sent, lease: float, holder: int = HOLDER) -> Any:
-        return await self.mark(Renew(sent[0].queue, holder, sent[0].source, _offsets(sent), int(lease * 1000)))
+    async def release(self, *sent: Sent, delay_ms: int = 0) -> Any:
+        delays, errors = [delay_ms] * len(sent), [""] * len(sent)
+        return await self.mark(Release(sent[0].queue, HOLDER, sent[0].source, _offsets(sent), delays, True, errors))
 
-    async def release(
-        self, *sent: Sent, delay_ms: int = 0, holder: int = HOLDER, counted: bool = True, error: str = ""
-    ) -> Any:
-        delays, errors = [delay_ms] * len(sent), [error] * len(sent)
-        return await self.mark(Release(sent[0].queue, holder, sent[0].source, _offsets(sent), delays, counted, errors))
-
-    async def reject(self, *sent: Sent, reason: str = "no good", holder: int = HOLDER) -> Any:
-        return await self.mark(Reject(sent[0].queue, holder, sent[0].source, _offsets(sent), [reason] * len(sent)))
+    async def reject(self, *sent: Sent) -> Any:
+        return await self.mark(Reject(sent[0].queue, HOLDER, sent[0].source, _offsets(sent), ["no good"] * len(sent)))
 
     # --- read ---------------------------------------------------------------------------------------------------------
 
@@ -539,6 +538,18 @@ def _of(sent: Sent, records: Iterable[Record]) -> list[Record]:
 
 def kinds(facts: Iterable[tuple[Record, Fact]]) -> list[Kind]:
     return [fact.kind for _, fact in facts]
+
+
+async def output_of(process: asyncio.subprocess.Process) -> tuple[str, str]:
+    """Wait for the end of a program, which is killed if it takes too long; return what it printed."""
+    try:
+        async with asyncio.timeout(180):
+            output, errors = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise
+    return output.decode(), errors.decode()
 
 
 async def faust(worker: Worker, *arguments: str, answer: str = "") -> tuple[int, str, str]:

@@ -8,23 +8,22 @@ from tests.worker.harness import Namespace, Sent, eventually
 STATIC = {"MARQ_INSTANCE_ID": "one"}
 
 
-async def half_done(marq: Namespace, queue: str, *, lease: float, count: int = 20) -> tuple[list[Sent], list[Sent]]:
-    """Acquire messages of both source partitions, and acknowledge half of them; return both halves."""
+async def half_done(marq: Namespace, queue: str, *, lease: float) -> tuple[list[Sent], list[Sent]]:
+    """Acquire 20 messages of each source partition, and acknowledge half of them; return both halves."""
     done: list[Sent] = []
     still_open: list[Sent] = []
     for partition in (0, 1):
-        sent = await marq.send_many(queue, count, partition=partition)
+        sent = await marq.send_many(queue, 20, partition=partition)
         await marq.acquire(*sent, lease=lease)
         # In a flush of its own: the ACQUIRE has left rows, and the ACKs delete them.
-        middle = count // 2
-        last = await marq.ack(*sent[:middle])
+        last = await marq.ack(*sent[:10])
         await marq.applied(last)
         # RocksDB is written right after the changelog: once the next write is there, this one is on the disk too.
         finished = await marq.send(f"{queue} done", partition=partition)
         await marq.acquire(finished, lease=60)
         await marq.applied(await marq.ack(finished))
-        done += [*sent[:middle], finished]
-        still_open += sent[middle:]
+        done += [*sent[:10], finished]
+        still_open += sent[10:]
     return done, still_open
 
 

@@ -8,7 +8,6 @@ import random
 import signal
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -33,9 +32,9 @@ MAX_AHEAD = 20 * BATCH
 
 
 async def test_no_handler_runs_twice_when_handlers_processes_and_workers_are_killed(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers, chance = Handlers(tmp_path / "handlers"), random.Random(7)
+    chance = random.Random(7)
     worker = await new_worker(queues=QUEUES, environment=handlers.environment).start().ready()
     sent: set[str] = set()
 

@@ -110,6 +110,16 @@ async def changelog(broker: EmbeddedBroker, names: Names, tmp_path: Path) -> Asy
     await made.close()
 
 
+@pytest_asyncio.fixture
+async def table(changelog: Changelog) -> LeaseTable:
+    """A worker's table that has ten rows, all of its changelog."""
+    table = changelog.table()
+    await changelog.recover(table)
+    await changelog.write(*some(0, 10))
+    await changelog.recover(table)
+    return table
+
+
 async def first_value(changelog: Changelog) -> bytes:
     consumer = AIOKafkaConsumer(auto_offset_reset="earliest", **changelog.client)
     await consumer.start()
@@ -143,12 +153,10 @@ async def test_recovery_of_a_table_that_has_all_of_its_changelog_ends(changelog:
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["local table kept", "local table lost"])
-async def test_recovery_whose_end_is_an_aborted_transaction_ends(changelog: Changelog, kept: bool) -> None:
+async def test_recovery_whose_end_is_an_aborted_transaction_ends(
+    changelog: Changelog, table: LeaseTable, kept: bool
+) -> None:
     """#155, #47: records that a reader of committed ones never gets are at the end, and then a control record."""
-    table = changelog.table()
-    await changelog.recover(table)
-    await changelog.write(*some(0, 10))
-    await changelog.recover(table)
     await changelog.write(*some(10, 20), commit=False)
 
     table = table if kept else changelog.table("two")
@@ -156,12 +164,10 @@ async def test_recovery_whose_end_is_an_aborted_transaction_ends(changelog: Chan
     assert rows_of(table) == dict(some(0, 10))
 
 
-async def test_recovery_from_a_changelog_whose_begin_was_compacted_away_ends(changelog: Changelog) -> None:
+async def test_recovery_from_a_changelog_whose_begin_was_compacted_away_ends(
+    changelog: Changelog, table: LeaseTable
+) -> None:
     """#176: the local table is at an offset that the changelog no longer has; Faust reads before its first record."""
-    table = changelog.table()
-    await changelog.recover(table)
-    await changelog.write(*some(0, 10))
-    await changelog.recover(table)
     await changelog.write(*some(10, 30))
     identity = await first_value(changelog)
     first = await changelog.end()
@@ -174,12 +180,8 @@ async def test_recovery_from_a_changelog_whose_begin_was_compacted_away_ends(cha
     assert await changelog.recover(changelog.table("two")) == 31
 
 
-async def test_recovery_from_a_changelog_that_was_emptied_ends(changelog: Changelog) -> None:
+async def test_recovery_from_a_changelog_that_was_emptied_ends(changelog: Changelog, table: LeaseTable) -> None:
     """#176, #597: retention has removed all of it. Nothing is believed that the changelog does not say."""
-    table = changelog.table()
-    await changelog.recover(table)
-    await changelog.write(*some(0, 10))
-    await changelog.recover(table)
     await changelog.delete_records(await changelog.end())
 
     assert await changelog.recover(table) == 1, "a new identity"
@@ -208,12 +210,8 @@ async def test_recovery_ends_although_records_are_removed_while_it_reads(
     assert 0 < replayed < 13, "nothing was removed in time: nothing was shown"
 
 
-async def test_a_local_table_that_is_ahead_of_its_changelog_is_rebuilt(changelog: Changelog) -> None:
+async def test_a_local_table_that_is_ahead_of_its_changelog_is_rebuilt(changelog: Changelog, table: LeaseTable) -> None:
     """#158: "The persisted offset … is higher than the last offset in that topic", at each start."""
-    table = changelog.table()
-    await changelog.recover(table)
-    await changelog.write(*some(0, 10))
-    await changelog.recover(table)
     table.write(PARTITION, {b"r99": b"of a changelog that lost its end"}, await changelog.end() + 100)
 
     assert await changelog.recover(table) == 11
@@ -221,13 +219,9 @@ async def test_a_local_table_that_is_ahead_of_its_changelog_is_rebuilt(changelog
 
 
 async def test_rocksdb_of_a_partition_that_comes_back_is_opened_again_while_the_former_owner_still_reads_it(
-    changelog: Changelog,
+    changelog: Changelog, table: LeaseTable
 ) -> None:
     """#91, #92: Faust closes a database by dropping it; another reference to it locks out the next owner."""
-    table = changelog.table()
-    await changelog.recover(table)
-    await changelog.write(*some(0, 10))
-    await changelog.recover(table)
     reading = table.rows(PARTITION)
     next(reading)
 

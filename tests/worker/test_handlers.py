@@ -24,9 +24,8 @@ Make = Callable[..., Worker]
 
 
 async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it_has_not_done(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     # The end of a lease can not be what brings a message back.
     queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nconcurrency = 5\nlease = 600\n'
     one = await new_worker(queues=queues, environment=handlers.environment).start().ready()
@@ -71,10 +70,9 @@ async def test_two_workers_share_a_queue_and_the_one_that_stops_releases_what_it
 
 
 async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
     # given: a coroutine function and a plain one at work, with leases that are short enough to be renewed
-    handlers = Handlers(tmp_path / "handlers")
     queues = "".join(
         f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 1\n'
         for function in ("patient", "plain_patient")
@@ -107,10 +105,9 @@ async def test_a_stop_waits_for_running_handlers_and_acks_what_they_end(
 
 
 async def test_a_plain_function_that_does_not_end_in_time_is_left_and_runs_again_elsewhere(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
     # given: two plain functions at work, of which one will not end
-    handlers = Handlers(tmp_path / "handlers")
     queues = '[queues.plain_patient]\nhandler = "handlers_of_the_test:plain_patient"\nlease = 600\n'
     environment = {**handlers.environment, "MARQ_STOP_TIMEOUT": "120", "MARQ_SHUTDOWN_TIMEOUT": "5"}
     worker = await new_worker(queues=queues, environment=environment).start().ready()
@@ -145,10 +142,9 @@ async def test_a_plain_function_that_does_not_end_in_time_is_left_and_runs_again
 
 
 async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_acked(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
     # given: one message at work
-    handlers = Handlers(tmp_path / "handlers")
     queues = '[queues.patient]\nhandler = "handlers_of_the_test:patient"\nlease = 600\n'
     worker = await new_worker(queues=queues, environment=handlers.environment).start().ready()
     async with marq.Producer(broker.bootstrap_servers, prefix=worker.names.prefix) as producer:
@@ -178,10 +174,9 @@ async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_a
 
 
 async def test_an_operator_sees_what_runs_and_cancels_it(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
     # given: a coroutine function and a plain one at work
-    handlers = Handlers(tmp_path / "handlers")
     queues = "".join(
         f'[queues.{function}]\nhandler = "handlers_of_the_test:{function}"\nlease = 600\n'
         for function in ("patient", "plain_patient")
@@ -249,9 +244,8 @@ async def test_projects_in_one_namespace_run_their_own_handlers_of_modules_with_
 
 
 async def test_a_queue_that_gets_a_handler_later_gets_its_earlier_messages_and_the_others_get_nothing_twice(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     before = '[queues.early]\nhandler = "handlers_of_the_test:coroutine"\n'
     numbers = [b"%d" % number for number in range(40)]
     one = await new_worker(queues=before, environment=handlers.environment).start().ready()

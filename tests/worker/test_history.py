@@ -34,11 +34,8 @@ SETTINGS = {"max_attempts": MAX_ATTEMPTS, "dead_letter": True, "group": None, "b
 
 @pytest.fixture
 async def worker(servers: str, names: Names, tmp_path: Path) -> AsyncIterator[Worker]:
-    worker = Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES)
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES) as worker:
+        yield await worker.ready()
 
 
 class Observed:

@@ -38,11 +38,8 @@ START = replaying.Start(time_ms=0)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("killed"))
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("killed")) as worker:
+        yield await worker.ready()
 
 
 @pytest.fixture(scope="module")

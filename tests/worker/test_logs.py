@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 
 import marq
 from marq_worker.broker import EmbeddedBroker
@@ -44,9 +43,8 @@ TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     (handlers.directory / "failing_handlers.py").write_text(HANDLERS)
     settings = {**handlers.environment, "MARQ_LOG_FORMAT": "json", "MARQ_TRACING": "true"}
     worker = new_worker(queues=QUEUES, environment=settings)
@@ -84,9 +82,8 @@ async def test_payloads_are_in_no_line_at_any_level_and_lines_are_json(
 
 
 async def test_marq_worker_speaks_marq_in_a_few_lines_and_says_that_it_has_stopped(
-    new_worker: Callable[..., Worker], tmp_path: Path
+    new_worker: Callable[..., Worker], handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     queues = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
     worker = new_worker(queues=queues, environment=handlers.environment)
     worker.command[1:] = ["-m", "marq_worker", "worker"]

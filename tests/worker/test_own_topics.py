@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -16,7 +15,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import ClientSession
 from aiokafka import AIOKafkaProducer, TopicPartition
-from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
+from aiokafka.admin import RecordsToDelete
 
 import marq
 from marq.client.receipt import Receipt
@@ -25,7 +24,7 @@ from marq.wire.names import log_name
 from marq_worker.broker import EmbeddedBroker
 from tests.worker.conftest import client_of
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, delete_topic, eventually, make_topic, take
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, delete_topic, eventually, make_topic, take
 from tests.worker.shell import Shell
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -86,12 +85,8 @@ async def test_a_message_whose_record_was_removed_becomes_a_dead_letter_and_othe
     """Its consumer died, and retention was faster than the worker. A fetch there returns a later record."""
     first = await namespace.producer.send_and_wait(topic, b"removed", partition=0)
     later = await namespace.producer.send_and_wait(topic, b"kept", partition=0)
-    admin = AIOKafkaAdminClient(bootstrap_servers=namespace.bootstrap_servers)
-    await admin.start()
-    try:
-        await admin.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=later.offset)})
-    finally:
-        await admin.close()
+    async with admin(namespace.bootstrap_servers) as client:
+        await client.delete_records({TopicPartition(topic, 0): RecordsToDelete(before_offset=later.offset)})
 
     columns = LeftPayloads([first.timestamp, later.timestamp])
     offsets = [first.offset, later.offset]
@@ -253,9 +248,9 @@ async def test_pages_and_commands_concern_the_message_of_one_queue_of_a_topic(
 
 
 async def test_a_handler_gets_no_records_of_aborted_transactions_and_they_do_not_count_as_waiting(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers, topic = Handlers(tmp_path / "handlers"), f"own-{uuid.uuid4().hex}"
+    topic = f"own-{uuid.uuid4().hex}"
     await make_topic(broker.bootstrap_servers, topic, 1)
     settings = f'[queues.orders]\nhandler = "handlers_of_the_test:coroutine"\ntopic = "{topic}"\n'
     worker = await new_worker(queues=settings, environment=handlers.environment).start().ready()

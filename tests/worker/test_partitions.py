@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
-from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.coordinator.protocol import ConsumerProtocolMemberAssignment
 
 import marq
@@ -49,41 +48,30 @@ async def queues(servers: str, prefix: str) -> AsyncIterator[marq.Queues]:
 
 
 @pytest.fixture
-async def worker(servers: str, names: Names, queues: marq.Queues, tmp_path: Path) -> AsyncIterator[Worker]:
-    handlers = Handlers(tmp_path / "handlers")
-    worker = Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=handlers.environment)
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+async def worker(
+    servers: str, names: Names, queues: marq.Queues, tmp_path: Path, handlers: Handlers
+) -> AsyncIterator[Worker]:
+    with Worker(servers, tmp_path, prefix=names.prefix, queues=QUEUES, environment=handlers.environment) as worker:
+        yield await worker.ready()
 
 
 async def read_by(servers: str, group: str) -> list[int]:
     """Return the partitions that the members of a group are assigned."""
     async with admin(servers) as client:
-        return await _assigned(client, group)
-
-
-async def _assigned(client: AIOKafkaAdminClient, group: str) -> list[int]:
-    [response] = await client.describe_consumer_groups([group])
+        [response] = await client.describe_consumer_groups([group])
     [(_, _, _, _, _, members, *_)] = response.groups
-    assignments = [ConsumerProtocolMemberAssignment.decode(assigned) for *_, assigned in _told(members) if assigned]
+    # Of each: its id, its client's id, its host, metadata, and its assignment.
+    assignments = [ConsumerProtocolMemberAssignment.decode(member[4]) for member in members if member[4]]
     return sorted(partition.partition for assignment in assignments for partition in assignment.partitions())
 
 
-def _told(members: list[tuple[object, ...]]) -> list[tuple[object, ...]]:
-    # (member id, client id, host, metadata, assignment)
-    return [member[:5] for member in members]
-
-
 async def test_a_worker_places_queues_and_sends_copies_and_reads_for_handlers_where_they_live(
-    servers: str, names: Names, queues: marq.Queues, worker: Worker
+    servers: str, names: Names, queues: marq.Queues, worker: Worker, handlers: Handlers
 ) -> None:
     async def placed() -> object:
         return queues.definitions.placement("few")
 
     await eventually(placed, lambda placement: placement == Placement(of("few", 2), None))
-    handlers = Handlers(worker.directory / "handlers")
     async with (
         marq.Producer(servers, prefix=names.prefix) as producer,
         marq.Consumer("few", servers, prefix=names.prefix) as consumer,

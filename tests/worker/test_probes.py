@@ -35,11 +35,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
     directory = tmp_path_factory.mktemp("probes")
     handlers = Handlers(directory / "handlers")
-    worker = Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=handlers.environment)
-    try:
-        yield await worker.start().ready()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=handlers.environment) as worker:
+        yield await worker.ready()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

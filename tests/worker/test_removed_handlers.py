@@ -13,6 +13,7 @@ import marq
 from marq.settings.definitions import confirmed_key
 from marq.settings.removed_handlers import EXPIRY_S
 from marq_worker.handlers.handler_watch import RemovedHandlers
+from tests.worker.conftest import client_of
 from tests.worker.harness import LIMIT_SECONDS, ROOT, Worker, eventually, take
 
 pytestmark = pytest.mark.verify
@@ -49,7 +50,7 @@ async def test_a_module_that_was_removed_keeps_no_worker_from_starting_and_no_co
         "MARQ_HANDLERS": "removed_of_the_test,kept_of_the_test",
     }
     old = await new_worker(queues=QUEUES, environment=environment).start().ready()
-    client = {"bootstrap_servers": old.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": old.names.prefix}
+    client = client_of(old)
     async with marq.Producer(**client) as producer, marq.Queues(**client) as queues:
         await producer.send("removed", b"done")
         await eventually(lambda: old.queue("removed"), lambda found: found.get("acked") == 1)

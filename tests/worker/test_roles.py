@@ -17,7 +17,7 @@ import marq
 from marq_worker.broker import EmbeddedBroker
 from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 from tests.worker.handling import Handlers
-from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, admin, eventually, make_topic
+from tests.worker.harness import LIMIT_SECONDS, Namespace, Worker, eventually, make_topic
 
 pytestmark = pytest.mark.verify
 
@@ -28,11 +28,6 @@ QUEUES = """
 [queues]
 coroutine = { handler = "handlers_of_the_test:coroutine" }
 """
-
-
-@pytest.fixture
-def handlers(tmp_path: Path) -> Handlers:
-    return Handlers(tmp_path / "handlers")
 
 
 @pytest.fixture
@@ -65,13 +60,6 @@ async def producer_of(broker: EmbeddedBroker) -> AsyncIterator[Callable[[Worker]
         await producer.stop()
 
 
-async def members(broker: EmbeddedBroker, worker: Worker) -> int:
-    """How many members the trackers' group has."""
-    async with admin(broker.bootstrap_servers) as client:
-        [response] = await client.describe_consumer_groups([worker.names.app_id])
-    return len(response.groups[0][5])
-
-
 def alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -81,11 +69,11 @@ def alive(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
 
 
-async def gone(*pids: int, limit: float = LIMIT_SECONDS) -> None:
+async def gone(*pids: int) -> None:
     async def left() -> list[int]:
         return [pid for pid in pids if alive(pid)]
 
-    await eventually(left, lambda found: not found, limit=limit)
+    await eventually(left, lambda found: not found)
 
 
 async def running(worker: Worker, *groups: str) -> dict[str, int]:
@@ -102,7 +90,7 @@ async def running(worker: Worker, *groups: str) -> dict[str, int]:
 
 
 async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
-    make: Make, handlers: Handlers, broker: EmbeddedBroker, producer_of: Any
+    make: Make, handlers: Handlers, producer_of: Any
 ) -> None:
     tracker = await make("tracker,web").start().ready()
     runner = make("handlers", like=tracker)
@@ -122,7 +110,7 @@ async def test_each_role_does_its_own_part_in_a_worker_of_its_own(
     assert {line["parent"] for line in noted} == {runner.pid}
     assert (await tracker.handlers(), await pages.handlers()) == ({}, {})
     # Only the tracker keeps leases: no other worker is in its group or has a folder.
-    assert await members(broker, tracker) == 1
+    assert await tracker.members() == 1
     assert not runner.data_directory.exists()
     # Only the role web shows pages, with the statistics of all trackers.
     assert (await runner.page("/"))[0] == 0
@@ -142,7 +130,7 @@ async def test_a_tracker_without_the_role_web_redelivers_and_its_statistics_are_
     tracker = make("tracker", like=pages).start()
 
     async with Namespace(broker.bootstrap_servers, pages.names) as namespace:
-        await eventually(lambda: members(broker, tracker), lambda count: count == 1)
+        await eventually(tracker.members, lambda count: count == 1)
         sent = await namespace.send("emails")
         await namespace.acquire(sent, lease=0.5)
         copies = await eventually(lambda: namespace.copies_of(sent))
@@ -168,11 +156,8 @@ def shared_handlers(tmp_path_factory: pytest.TempPathFactory) -> Handlers:
 def shared_worker(broker: EmbeddedBroker, shared_handlers: Handlers) -> Iterator[Worker]:
     """One worker for the tests that do not end it."""
     environment = {**shared_handlers.environment, "MARQ_HANDLERS": "handlers_of_the_test"}
-    worker = Worker(broker.bootstrap_servers, shared_handlers.directory.parent, environment=environment)
-    try:
-        yield worker.start()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, shared_handlers.directory.parent, environment=environment) as worker:
+        yield worker
 
 
 class Site:
@@ -227,17 +212,17 @@ async def test_each_group_with_handlers_has_a_process_of_its_own(site: Site) -> 
 
 async def test_an_open_circuit_breaker_is_shown_and_dead_letters_nothing(site: Site) -> None:
     settings = {"max_attempts": 2, "backoff": [0.1], "breaker": {"window": 4, "reset_timeout": 1}}
-    await site.serve("obedient", "obedient", **settings)
+    await site.serve("failing", "failing", **settings)
 
     async def breaker() -> dict[str, Any]:
-        found: dict[str, Any] = (await site.worker.handlers())["obedient"]["breakers"].get("obedient", {})
+        found: dict[str, Any] = (await site.worker.handlers())["failing"]["breakers"].get("failing", {})
         return found
 
     assert (await eventually(breaker, lambda found: "state" in found)) == {"state": "closed", "openings": 0}
-    await site.producer.send_many("obedient", [b"fail"] * 8)
+    await site.producer.send_many("failing", [b"x"] * 8)
     await eventually(breaker, lambda found: found.get("openings", 0) >= 3)
-    assert (await site.worker.queue("obedient"))["dead_lettered"] == 0
-    assert "circuit breaker open, no message is delivered: queue=obedient" in site.worker.log()
+    assert (await site.worker.queue("failing"))["dead_lettered"] == 0
+    assert "circuit breaker open, no message is delivered: queue=failing" in site.worker.log()
 
 
 async def test_a_handlers_process_that_is_killed_has_a_successor_and_nothing_is_lost(site: Site) -> None:

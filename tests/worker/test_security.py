@@ -20,11 +20,6 @@ QUEUES = '[queues.coroutine]\nhandler = "handlers_of_the_test:coroutine"\n'
 
 
 @pytest.fixture(scope="module")
-def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    return Certificates.make(tmp_path_factory.mktemp("certificates"))
-
-
-@pytest.fixture(scope="module")
 def broker(certificates: Certificates) -> Iterator[EmbeddedBroker]:
     """Listeners that only allow the worker: each of its clients must authenticate."""
     protocols = ["SASL_PLAINTEXT", "SSL", "SASL_SSL"]
@@ -72,12 +67,11 @@ async def test_a_worker_tracks_and_runs_handlers_over_a_secured_listener(
     new_worker: Callable[..., Worker],
     broker: EmbeddedBroker,
     certificates: Certificates,
-    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    handlers: Handlers,
     protocol: str,
     mechanism: str,
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     security = settings(protocol, mechanism, certificates)
     # The provider of tokens reads it in this process, too.
     monkeypatch.setenv("TOKEN_USER", NAME)
@@ -112,8 +106,9 @@ async def test_a_worker_goes_on_when_the_sessions_of_its_clients_end(
     certificates: Certificates,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    handlers: Handlers,
 ) -> None:
-    handlers, journal = Handlers(tmp_path / "handlers"), tmp_path / "tokens"
+    journal = tmp_path / "tokens"
     security = settings("SASL_SSL", "OAUTHBEARER", certificates)
     monkeypatch.setenv("TOKEN_USER", NAME)
     servers = broker.listener("SASL_SSL")

@@ -15,9 +15,9 @@ import pytest_asyncio
 
 import marq
 from marq_worker.broker.embedded import EmbeddedBroker
-from marq_worker.broker.ports import free_port
+from tests.worker.conftest import client_of
 from tests.worker.harness import Worker, eventually
-from tests.worker.test_sqs import Fifo, Sqs, answers, environment, raw_poll, receive_count
+from tests.worker.sqs_clients import Fifo, another_endpoint, endpoint, raw_poll, receive_count
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.verify]
 
@@ -41,25 +41,15 @@ limits = { per_key = { concurrency = 1 } }
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    directory = tmp_path_factory.mktemp("worker")
-    worker = Worker(broker.bootstrap_servers, directory, queues=QUEUES, environment=environment(directory))
-    try:
-        yield await worker.start().ready(2)
-    finally:
-        worker.close()
+    async with endpoint(broker, tmp_path_factory.mktemp("worker"), QUEUES) as worker:
+        yield worker
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def second(worker: Worker) -> AsyncIterator[Worker]:
     """Another worker, which is only an endpoint."""
-    second = worker.again(MARQ_SQS_PORT=str(free_port("127.0.0.1")), MARQ_ROLES="sqs")
-    second.web_port += 1
-    try:
-        second.start()
-        await eventually(lambda: answers(Sqs(second)))
+    async with another_endpoint(worker) as second:
         yield second
-    finally:
-        second.close()
 
 
 async def test_a_message_comes_again_before_the_next_of_its_group(worker: Worker) -> None:
@@ -162,8 +152,7 @@ async def test_a_batch_keeps_the_order_of_its_entries_and_a_delay_that_of_the_se
 
 async def test_queues_of_marq_are_fifo_queues_by_ordering_and_name(worker: Worker) -> None:
     fifo = Fifo(worker, "defined.fifo")
-    client = {"bootstrap_servers": worker.environment["MARQ_BOOTSTRAP_SERVERS"], "prefix": worker.names.prefix}
-    async with marq.Producer(**client) as producer:
+    async with marq.Producer(**client_of(worker)) as producer:
         for value in (b"1", b"2"):
             await producer.send("defined.fifo", value, ordering_key="a")
 
@@ -393,8 +382,7 @@ async def test_a_queue_becomes_fair_while_clients_poll_it(worker: Worker) -> Non
     await queue("create_queue", QueueName="turns")
     await queue("send_message", "turns", MessageBody="before")
     [before] = await queue.receive("turns")
-    servers = worker.environment["MARQ_BOOTSTRAP_SERVERS"]
-    async with marq.Queues(servers, prefix=worker.names.prefix) as queues:
+    async with marq.Queues(**client_of(worker)) as queues:
         await queues.change("turns", fair=True)
     await queue.send("a", "after")
 

@@ -15,7 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from marq_worker.broker.ports import free_port
 from tests.worker.harness import Worker, eventually
-from tests.worker.test_sqs import Fifo, answers, environment, receive_count
+from tests.worker.sqs_clients import Fifo, answers, environment, receive_count
 
 pytestmark = pytest.mark.verify
 

@@ -12,9 +12,9 @@ import pytest_asyncio
 
 import marq
 from marq_worker.broker.embedded import EmbeddedBroker
-from marq_worker.broker.ports import free_port
+from tests.worker.conftest import client_of
 from tests.worker.harness import Worker, eventually
-from tests.worker.test_sqs import Sqs, answers, environment
+from tests.worker.sqs_clients import Sqs, another_endpoint, endpoint
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.verify]
 
@@ -23,12 +23,8 @@ ARN = "arn:aws:sqs:us-east-1:000000000000:"
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def worker(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Worker]:
-    directory = tmp_path_factory.mktemp("worker")
-    worker = Worker(broker.bootstrap_servers, directory, environment=environment(directory))
-    try:
-        yield await worker.start().ready(2)
-    finally:
-        worker.close()
+    async with endpoint(broker, tmp_path_factory.mktemp("worker")) as worker:
+        yield worker
 
 
 @pytest.fixture
@@ -47,8 +43,7 @@ async def fill(worker: Worker, dead: str, source: str, count: int) -> set[str]:
     """Send dead letters as the endpoint moves them."""
     bodies = [f"{dead}-{number}" for number in range(count)]
     headers: Mapping[str, str] = {"tenant": "acme", "sqs-source": ARN + source}
-    servers = worker.environment["MARQ_BOOTSTRAP_SERVERS"]
-    async with marq.Producer(servers, prefix=worker.names.prefix) as producer:
+    async with marq.Producer(**client_of(worker)) as producer:
         await asyncio.gather(*[producer.send(dead, body.encode(), headers=headers) for body in bodies])
     return set(bodies)
 
@@ -180,22 +175,15 @@ async def test_calls_are_measured(worker: Worker, sqs: Sqs) -> None:
 
 
 async def test_another_endpoint_continues_the_move_of_a_killed_one(worker: Worker, sqs: Sqs) -> None:
-    second = worker.again(MARQ_SQS_PORT=str(free_port("127.0.0.1")), MARQ_ROLES="sqs")
-    second.web_port += 1
-    other = Sqs(second)
-    second.start()
-    try:
-        await eventually(lambda: answers(other))
-        await pair(sqs, "kill", "kill-dead")
-        bodies = await fill(worker, "kill-dead", "kill", 60)
-        await other("start_message_move_task", SourceArn=ARN + "kill-dead", MaxNumberOfMessagesPerSecond=10)
+    await pair(sqs, "kill", "kill-dead")
+    bodies = await fill(worker, "kill-dead", "kill", 60)
+    async with another_endpoint(worker) as second:
+        start = {"SourceArn": ARN + "kill-dead", "MaxNumberOfMessagesPerSecond": 10}
+        await Sqs(second)("start_message_move_task", **start)
         received = {message["Body"] for message in await sqs.receive("kill", 5, VisibilityTimeout=600)}
 
         second.kill()
 
         while received != bodies:
             received |= {message["Body"] for message in await sqs.receive("kill", VisibilityTimeout=600)}
-        task = await ended(sqs, "kill-dead")
-        assert task["Status"] == "COMPLETED"
-    finally:
-        second.close()
+        assert (await ended(sqs, "kill-dead"))["Status"] == "COMPLETED"

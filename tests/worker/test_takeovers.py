@@ -127,11 +127,8 @@ async def test_a_worker_that_is_stopped_in_the_middle_of_a_transaction_ends_clea
 @pytest.fixture(scope="module")
 def first(broker: EmbeddedBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
     """The worker that stays in all tests of two workers."""
-    worker = Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("first"))
-    try:
-        yield worker.start()
-    finally:
-        worker.close()
+    with Worker(broker.bootstrap_servers, tmp_path_factory.mktemp("first")) as worker:
+        yield worker
 
 
 @pytest.fixture

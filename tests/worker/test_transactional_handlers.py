@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from aiokafka import AIOKafkaProducer
@@ -47,9 +46,9 @@ async def was_used(servers: str, transactional_id: str) -> bool:
 
 
 async def test_a_group_with_a_transactional_queue_acquires_and_reads_in_transactions(
-    new_worker: Callable[..., Worker], broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Callable[..., Worker], broker: EmbeddedBroker, handlers: Handlers
 ) -> None:
-    handlers, servers = Handlers(tmp_path / "handlers"), broker.bootstrap_servers
+    servers = broker.bootstrap_servers
     environment = {**handlers.environment, "MARQ_INSTANCE_ID": "one"}
     worker = await new_worker(queues=QUEUES, environment=environment).start().ready()
     names = worker.names

@@ -30,7 +30,7 @@ class LeaderWithoutMetadata(RoundRobinPartitionAssignor):  # type: ignore[misc]
 
 
 async def test_a_group_of_handlers_whose_leader_assigns_nothing(
-    new_worker: NewWorker, servers: str, prefix: str, names: Names
+    new_worker: NewWorker, servers: str, prefix: str, names: Names, handlers: Handlers
 ) -> None:
     await make_topics(servers, prefix)
     group = names.named_group("handlers")
@@ -43,7 +43,6 @@ async def test_a_group_of_handlers_whose_leader_assigns_nothing(
     )
     await leader.start()
     worker = new_worker(prefix=prefix, queues=QUEUES)
-    handlers = Handlers(worker.directory / "handlers")
     worker.environment.update(handlers.environment)
     try:
         await worker.start().ready()

@@ -26,7 +26,7 @@ from marq_worker.worker_exit_codes import EXIT_STALLED
 from tests.worker import standstill
 from tests.worker.conftest import workers
 from tests.worker.handling import Handlers
-from tests.worker.harness import ROOT, Namespace, Worker, admin, eventually
+from tests.worker.harness import ROOT, Namespace, Worker, eventually
 
 pytestmark = pytest.mark.verify
 
@@ -133,9 +133,8 @@ async def test_a_worker_that_does_not_get_out_of_a_rebalance_ends_itself(
 
 @pytest.mark.timeout(600)
 async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_followed_by_another(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     victim = Victim(new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory)
     await victim.worker.start().ready(limit=LIMIT_SECONDS)
 
@@ -159,9 +158,8 @@ async def test_a_handlers_process_whose_consumer_brings_nothing_ends_and_is_foll
 
 @pytest.mark.timeout(600)
 async def test_a_handlers_process_that_does_not_get_out_of_a_rebalance_ends_itself(
-    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path
+    new_worker: Make, broker: EmbeddedBroker, tmp_path: Path, handlers: Handlers
 ) -> None:
-    handlers = Handlers(tmp_path / "handlers")
     # Faust's variable, as above.
     victim = Victim(
         new_worker, tmp_path / "victim", queues=QUEUES, modules=handlers.directory, BROKER_REBALANCE_TIMEOUT="6"
@@ -210,7 +208,7 @@ async def test_a_worker_whose_broker_hangs_and_one_that_was_stopped_itself_go_on
             last = await marq_.send("waits")
             await marq_.acquire(last, lease=12)
             # As long as it takes to be thrown out of the group.
-            await eventually(lambda: members(broker, worker), lambda count: count == 0)
+            await eventually(worker.members, lambda count: count == 0)
             worker.resume()
             await patiently(lambda: marq_.copies_of(last))
 
@@ -227,12 +225,6 @@ async def why_not(worker: Worker, path: str) -> tuple[str, str]:
 async def times(worker: Worker, text: str) -> int:
     """How often something stands in a worker's log."""
     return worker.log().count(text)
-
-
-async def members(broker: EmbeddedBroker, worker: Worker) -> int:
-    async with admin(broker.bootstrap_servers) as client:
-        [response] = await client.describe_consumer_groups([worker.names.app_id])
-    return len(response.groups[0][5])
 
 
 @pytest_asyncio.fixture

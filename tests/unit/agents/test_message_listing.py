@@ -22,7 +22,7 @@ from marq_worker.web.message_listing import (
     read_choice,
     sources_of,
 )
-from tests.unit.core.test_schedule_planner import PARTITIONS, Life, times
+from tests.unit.core.schedule_life import PARTITIONS, Life, times
 
 NOW_MS = 1_000_000_000
 

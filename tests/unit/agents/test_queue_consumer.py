@@ -168,16 +168,6 @@ async def test_a_cycle_that_a_stop_gives_up_ends_after_its_write(app: faust.App)
     assert writer.cancelled
 
 
-async def test_an_agent_that_stops_with_a_turn_unread_holds_up_nobody_for_longer_than_the_limit(app: faust.App) -> None:
-    channel, writer = await agent_of(app), HeldWriter()
-    await app.agents["queue consumer"].stop()
-
-    with pytest.raises(BrokerUnavailable):
-        await asyncio.wait_for(channel.writer(writer).write(ACQUIRES, 0.0), LIMIT_S)
-
-    assert not writer.begun.is_set()
-
-
 @pytest.mark.parametrize("how", [MARKED, TRANSACTIONAL])
 async def test_both_ways_to_acquire_leave_the_markers_to_the_agent(how: str) -> None:
     written: list[Sequence[MarkerRecord]] = []

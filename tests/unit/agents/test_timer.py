@@ -83,14 +83,3 @@ async def test_what_an_owner_that_stops_was_writing_is_given_up() -> None:
         await writer.cancelled.wait()
 
     assert writer.performed == []
-
-
-async def test_a_turn_that_was_given_up_before_it_began_writes_nothing() -> None:
-    writer: Any = Writer(1)
-    turn = Turn(partial(redeliver, writer, write(0)))
-    turn.over.cancel()
-    turn.begin()
-    writer.may.set()
-    await asyncio.sleep(0)
-
-    assert writer.performed == []

@@ -12,15 +12,6 @@ def counted(acked: int) -> dict[str, EventCounts]:
     return {QUEUE: EventCounts(acked=acked)}
 
 
-def test_what_a_partition_brings_with_it_does_not_count() -> None:
-    totals, before = Totals(), counted(1_000)
-
-    totals.note(0, before, counted(1_000))
-    totals.note(0, before, counted(1_007))
-
-    assert totals.by_queue() == counted(7)
-
-
 def test_what_was_counted_stays_when_the_partition_goes_and_comes_back() -> None:
     totals = Totals()
     totals.note(0, counted(10), counted(15))

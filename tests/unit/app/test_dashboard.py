@@ -172,28 +172,6 @@ WAITS = {"waiting": 500, "oldest_waiting_seconds": 320.0, "arrived_per_second": 
 NOBODY = WAITS | {"no_consumer_seconds": NO_CONSUMER_S, "idle_seconds": 900.0}
 
 
-@pytest.mark.parametrize(
-    ("metrics", "settings", "state"),
-    [
-        (NOBODY, {}, "no consumer"),
-        (WAITS, {}, "waiting"),
-        (NOBODY | {"no_consumer_seconds": NO_CONSUMER_S - 1}, {}, "waiting"),
-        # A client outside the group acquires.
-        (NOBODY | {"idle_seconds": 1.0}, {}, "waiting"),
-        (NOBODY | {"waiting": 0}, {}, "idle"),
-        (NOBODY, {"paused": True}, "paused"),
-        (NOBODY, {"paused": "2026-11-23T14:05:00Z"}, "paused"),
-        (WAITS | {"in_flight": 3}, {}, "busy"),
-    ],
-)
-def test_the_state_of_a_queue_with_waiting_messages(
-    metrics: dict[str, float], settings: dict[str, Any], state: str
-) -> None:
-    [row] = rows_and_alarms.queue_rows(found(counted=True, emails=metrics), (), {"emails": settings})
-
-    assert (row["state"], row["oldest_waiting_seconds"]) == (state, 320.0)
-
-
 def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -> None:
     many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
     metrics = found(counted=True, one=WAITS, **many)
@@ -292,9 +270,11 @@ def test_workers_together_say_how_long_nothing_of_a_queue_was_acquired() -> None
 
 
 def test_where_a_backlog_is_taken_nothing_waits_in_a_queue_without_metrics() -> None:
-    metrics = found(counted=True, emails={"waiting": 4, "arrived_per_second": 2.0})
+    metrics = found(counted=True, emails=WAITS)
 
-    assert [row["waiting"] for row in rows_and_alarms.queue_rows(metrics, ["defined"], {})] == [0, 4]
+    rows = rows_and_alarms.queue_rows(metrics, ["defined"], {})
+
+    assert [(row["waiting"], row["oldest_waiting_seconds"]) for row in rows] == [(0, None), (500, 320.0)]
 
 
 def test_a_backlog_that_is_not_complete_is_said() -> None:

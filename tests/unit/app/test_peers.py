@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 from aiohttp import ClientSession, web
+from aiohttp.test_utils import TestServer
 from yarl import URL
 
 from marq_worker.web.peers import ask_each, path_segment
@@ -20,11 +21,8 @@ async def peer() -> AsyncIterator[URL]:
 
     application = web.Application()
     application.router.add_get("/api/queues/{queue}/messages", tell)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    yield URL(f"http://127.0.0.1:{runner.addresses[0][1]}")
-    await runner.cleanup()
+    async with TestServer(application) as server:
+        yield server.make_url("")
 
 
 @pytest.mark.parametrize("queue", ["emails", "letters/böse", "a%2Fb", "50% off?", "a&b=c#d", ".", "..", "...", "a.b"])

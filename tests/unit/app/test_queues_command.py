@@ -11,7 +11,7 @@ import pytest
 from marq.kafka.inspector import Waiting
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
-from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer
 from marq_worker.commands.open_messages import OpenReport
 from marq_worker.commands.queues import _state, described
 from marq_worker.commands.terminal import Alarm
@@ -37,7 +37,12 @@ def row_of(told: OpenReport, known: Definitions, waiting: int = 0, lonely: tuple
         ({"in_flight": 1, "waiting": 2}, {}, {}, "busy"),
         ({"acked_per_second": 0.5}, {}, {}, "busy"),
         (UNREAD, {}, {}, "no consumer"),
+        ({**UNREAD, "no_consumer_seconds": NO_CONSUMER_S - 1}, {}, {}, "waiting"),
+        # A client outside the group acquires.
+        ({**UNREAD, "idle_seconds": 1.0}, {}, {}, "waiting"),
+        ({**UNREAD, "waiting": 0}, {}, {}, "idle"),
         (UNREAD, {"paused": True}, {}, "paused"),
+        (UNREAD, {"paused": "2999-01-01T00:00:00Z"}, {}, "paused"),
         ({"in_flight": 1}, {}, {"breaker": "half-open"}, "breaker open"),
         (UNREAD, {}, {"removed": True}, "handler removed"),
     ],
@@ -61,11 +66,12 @@ def test_the_command_and_the_dashboard_say_the_same_state(
         OpenReport({"emails": metrics}, removed_handlers=removed, open_breakers=opened),
         in_file(emails=settings),
         int(metrics["waiting"]),
-        ("emails",) if metrics.get("no_consumer_seconds") else (),
+        ("emails",) if has_no_consumer(metrics) else (),
     )
 
     assert shown["state"] == row["state"] == state
-    assert _state(row) == state
+    until = " until 2999-01-01 00:00:00 UTC" if isinstance(settings.get("paused"), str) else ""
+    assert _state(row) == state + until
     assert isinstance(_state(row), Alarm) is (state in ("no consumer", "breaker open", "handler removed"))
 
 

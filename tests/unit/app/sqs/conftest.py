@@ -14,7 +14,7 @@ from marq.queues.queues import Queues
 from marq.settings.definitions import Definitions
 from marq.wire.errors import BrokerUnavailable
 from tests.unit.app.sqs.caught import ACCESS_KEY, ENDPOINT, SECRET, Caught
-from tests.unit.client.test_queues import ListLog
+from tests.unit.client.list_log import ListLog
 
 
 class EmptyQueues(ListLog):

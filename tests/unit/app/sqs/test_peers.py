@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from marq_worker.sqs.peers import PATH, SETTLE_PATH, Peers
 
@@ -46,22 +47,19 @@ async def test_requests_that_wait_for_messages_hold_up_neither_each_other_nor_ou
     application = web.Application()
     application.router.add_post(PATH, ask)
     application.router.add_post(SETTLE_PATH, settle)
-    runner = web.AppRunner(application, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    url = f"http://127.0.0.1:{runner.addresses[0][1]}"
     this = peers()
     this.start()
-    asks = [asyncio.create_task(this.ask(url, f"queue-{number}", 1)) for number in range(ASKS)]
-    try:
-        async with asyncio.timeout(LIMIT_S):
-            await all_asked.wait()
-            assert await this.settle(url, [{}]) == [True]
-    finally:
-        messages.set()
-        await asyncio.gather(*asks)
-        await this.stop()
-        await runner.cleanup()
+    async with TestServer(application) as server:
+        url = str(server.make_url("")).rstrip("/")
+        asks = [asyncio.create_task(this.ask(url, f"queue-{number}", 1)) for number in range(ASKS)]
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                await all_asked.wait()
+                assert await this.settle(url, [{}]) == [True]
+        finally:
+            messages.set()
+            await asyncio.gather(*asks)
+            await this.stop()
 
 
 async def test_only_endpoints_with_the_same_secret_are_authorized() -> None:

@@ -115,11 +115,6 @@ def test_the_headers_that_other_clients_sign_may_be_signed(extra: dict[str, str]
     assert verify(request) == KEY
 
 
-@pytest.mark.parametrize("region", ["us-east-1", "eu-central-1", "local"])
-def test_the_client_chooses_the_region(region: str) -> None:
-    assert verify(signed(region=region)) == KEY
-
-
 def test_names_of_headers_have_no_case_and_unsigned_ones_do_not_count() -> None:
     request = signed()
     capitals = {name.upper(): value for name, value in request.headers.items()}

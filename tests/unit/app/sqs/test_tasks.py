@@ -14,15 +14,9 @@ from marq_worker.sqs.errors import SqsError
 from marq_worker.sqs.task_runner import TaskRunner
 from marq_worker.sqs.tasks import CANCELLING, CLAIM_S, MAX_MOVES, PURGED_S, RENEWAL_S, MoveTask, PurgeTask, QueueTasks
 from tests.unit.app.sqs.conftest import EmptyQueues
+from tests.unit.client.fakes import Clock
 
 LIMIT_S = 10
-
-
-class Clock:
-    now_s = 1_000.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 @pytest.fixture
