@@ -31,7 +31,7 @@ from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.wire.errors import LeaseLost, error_text
 
 log = logging.getLogger("marq")
@@ -424,6 +424,10 @@ class HandlerTasks(HandlerPool[Message]):
                     current[index] = None
                     if not await starts.start([message]):
                         continue
+                    if self._stopping:
+                        # A stop waits only for handlers that run already.
+                        put_back([message])
+                        continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.
                     buffer.taken.set()
                 if codecs is not None:
@@ -483,6 +487,9 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 continue
             # Right before the call, as in HandlerTasks.
             batch = await self._starts.started(batch)
+            if self._stopping:
+                put_back(batch)
+                continue
             if not batch:
                 continue
             self._begun_s[index] = writer.now_s()

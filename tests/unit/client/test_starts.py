@@ -112,6 +112,34 @@ async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig)
     assert (handler.running, starts(rig)) == ([0], [0])
 
 
+async def test_a_suspect_whose_start_is_durable_only_while_its_handlers_stop_is_released_uncounted(
+    make_rig: MakeRig,
+) -> None:
+    """The stop waits for handlers that run already: it would cancel this one."""
+    rig, handler = make_rig(), HangingEach()
+    rig.add(1)
+    rig.reader.add(P0, suspect(1, 1))
+    pool = rig.work(handler, 2)
+    await spin(60)
+    rig.settler.gate.clear()
+    rig.reader.add(P0, suspect(2, 1))
+    await handler.end(1)
+    await spin(60)
+
+    stopping = asyncio.create_task(pool.stop(60))
+    await spin(60)
+    rig.settler.gate.set()
+    await rig.settled()
+    await handler.end(0)
+    async with asyncio.timeout(60):
+        await stopping
+    await rig.settled()
+
+    assert handler.running == []
+    assert handler.seen == [0, 1]
+    assert [(offset, counted) for offset, (_, counted, _) in rig.released.items()] == [(2, False)]
+
+
 LAST = QueueSettings().max_attempts
 #: The attempts of suspects that come together, which of them run, and which run after the end of another one.
 RUNNING: dict[str, tuple[QueueSettings, list[int], list[int], dict[int, list[int]]]] = {
