@@ -185,7 +185,8 @@ class LeasedBatch:
         self.open.difference_update(offsets)
         for offset in offsets:
             part.renew(offset, lease_ms, exactly=True)
-            if started:
+            # A start that is on its way is written only while its batch has the message.
+            if started or offset in self.started:
                 part.start(offset)
         return part
 

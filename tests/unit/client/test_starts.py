@@ -98,6 +98,25 @@ async def test_a_start_that_is_written_with_that_of_a_longer_lease_does_not_leng
     assert start.lease_ms <= rig.receiver._settings.default_lease_ms
 
 
+async def test_a_start_that_is_on_its_way_is_written_although_the_message_gets_another_lease(make_rig: MakeRig) -> None:
+    rig = make_rig()
+    rig.add(2)
+    acked, message = await rig.take(2)
+    rig.receiver.starts.returned([message])
+    rig.settler.gate.clear()
+    acking = asyncio.create_task(acked.ack())
+    await spin(60)
+    await rig.clock.advance(NOTED_AFTER_S)
+    await spin(60)
+
+    rig.receiver.hold([message], 60_000)
+    rig.settler.gate.set()
+    await acking
+    await rig.settled()
+
+    assert starts(rig) == [1]
+
+
 async def test_a_suspect_is_handled_when_its_start_is_durable(make_rig: MakeRig) -> None:
     rig, handler = make_rig(), HangingEach()
     rig.settler.gate.clear()
