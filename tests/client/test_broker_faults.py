@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaProducer
 import marq
 from marq_worker.broker.embedded import EmbeddedBroker
 from tests.client.forking import end_program, start_program
-from tests.client.waiting import in_threads, producer_threads, read_all, until, wait_until
+from tests.client.waiting import in_threads, producer_threads, read_all, until, values, wait_until
 
 pytestmark = pytest.mark.verify
 
@@ -172,10 +172,6 @@ async def test_reading_dead_letters_fails_when_the_broker_goes_away(broker, serv
 
 
 # --- the synchronous producer -----------------------------------------------------------------------------------------
-
-
-def values(servers: str, topic: str) -> list[bytes]:
-    return [record.value for record in asyncio.run(read_all(servers, topic))]
 
 
 def test_a_broker_that_goes_away_fails_sends_in_time_and_the_synchronous_producer_recovers(

@@ -12,7 +12,7 @@ from marq.kafka.group_reader import Assignee, GroupReader
 from marq.kafka.inspector import Inspector
 from marq.settings.client import ClientSettings
 from tests.client.waiting import until
-from tests.conformance.receiving import Served
+from tests.conformance.receiving import Served, numbered
 
 
 @pytest.fixture
@@ -28,10 +28,6 @@ async def serve(servers: str, prefix: str) -> AsyncIterator[Callable[[], Awaitab
 
     yield start
     await asyncio.gather(*[served.stop() for served in running])
-
-
-def numbered(queue: str, count: int, start: int = 0) -> list[tuple[str, bytes]]:
-    return [(queue, b"%d" % number) for number in range(start, start + count)]
 
 
 async def send(producer: marq.Producer, *messages: tuple[str, bytes]) -> None:
@@ -64,15 +60,15 @@ async def test_a_queue_that_joins_while_a_consumer_starts_is_served(producer, qu
 async def test_two_members_that_hear_of_a_queue_at_different_times_lose_nothing(producer, queues, serve) -> None:
     await queues.change("a", group="g")
     first, second = await serve(), await serve()
-    await send(producer, *numbered("a", 100), *numbered("b", 100))
+    await send(producer, *numbered("a", 0, 100), *numbered("b", 0, 100))
     await until(lambda: len(first.seen) + len(second.seen) >= 100)
 
     change = asyncio.create_task(queues.change("b", group="g"))
-    await send(producer, *numbered("a", 100, 100), *numbered("b", 100, 100))
+    await send(producer, *numbered("a", 100, 200), *numbered("b", 100, 200))
     await change
     await until(lambda: len({*first.seen, *second.seen}) >= 400)
 
-    assert {*first.seen, *second.seen} == {*numbered("a", 200), *numbered("b", 200)}
+    assert {*first.seen, *second.seen} == {*numbered("a", 0, 200), *numbered("b", 0, 200)}
 
 
 async def test_finished_messages_never_count_as_waiting_after_a_change_of_group(
@@ -81,7 +77,7 @@ async def test_finished_messages_never_count_as_waiting_after_a_change_of_group(
     settings = ClientSettings.read(servers, {"prefix": prefix}, owner="test")
     await queues.change("a", group="g")
     await queues.change("b", group="g")
-    await send(producer, *numbered("a", 20), *numbered("b", 5))
+    await send(producer, *numbered("a", 0, 20), *numbered("b", 0, 5))
     served = await serve()
     await until(lambda: len(served.seen) >= 25)
     await served.stop()

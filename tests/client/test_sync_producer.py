@@ -10,17 +10,13 @@ import pytest
 
 import marq
 from tests.client.forking import end_program, start_program
-from tests.client.waiting import in_threads, producer_threads, read_all, wait_until
+from tests.client.waiting import in_threads, producer_threads, read_all, values, wait_until
 
 
 @pytest.fixture
 def producer(servers, prefix):
     with marq.SyncProducer(servers, prefix=prefix) as producer:
         yield producer
-
-
-def values(servers: str, topic: str) -> list[bytes]:
-    return [record.value for record in asyncio.run(read_all(servers, topic))]
 
 
 # --- sending ----------------------------------------------------------------------------------------------------------

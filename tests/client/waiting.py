@@ -64,5 +64,10 @@ async def read_all(servers: str, topic: str) -> list[object]:
         await consumer.stop()
 
 
+def values(servers: str, topic: str) -> list[bytes]:
+    """Return the values of all records of a topic, to code without an event loop."""
+    return [record.value for record in asyncio.run(read_all(servers, topic))]  # type: ignore[attr-defined]
+
+
 async def read_markers(servers: str, topic: str) -> list[Batch]:
     return [decode(record.value) for record in await read_all(servers, topic)]  # type: ignore[attr-defined]
