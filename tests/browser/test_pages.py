@@ -236,6 +236,7 @@ def test_the_rows_of_messages_keep_their_identity_when_a_page_is_refreshed(site:
 
     expect(rows).to_have_count(before - 1)
     assert rows.first.evaluate("row => row.seen") == "second"
+    expect(page.get_by_role("button", name="Select all", exact=True)).to_be_visible()
     assert page.get_by_role("checkbox").first.get_attribute("value") == second
 
 

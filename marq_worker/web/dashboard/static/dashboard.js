@@ -6,7 +6,12 @@ const THEMES = ["", "dark", "light"];
 const byId = (id) => document.getElementById(id);
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
-for (const element of document.querySelectorAll(".controls, .keys, #select-all")) element.hidden = false;
+function reveal() {
+  for (const element of document.querySelectorAll(".controls, .keys, #select-all")) element.hidden = false;
+}
+reveal();
+// The server sends them hidden each time.
+document.body.addEventListener("htmx:after:swap", reveal);
 
 // --- refresh: not while nobody looks, nor while somebody selects
 
