@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import os
 import re
 import subprocess
@@ -38,9 +37,6 @@ LIMIT_SECONDS = 120.0
 POLL_SECONDS = 0.05
 #: Distance between the web ports of workers of different tests, which run at the same time.
 SPACED_PORTS = 4
-#: Seconds after its lease within which a message must be on its way again, on a busy machine; benchmarks measure how
-#: late it really is.
-LATENESS_SECONDS = 5.0
 HOLDER = 0xA11CE
 
 Found = TypeVar("Found")
@@ -268,7 +264,6 @@ class Namespace:
         self.markers_partitions = 2
         self._readers: dict[str, tuple[AIOKafkaConsumer, list[Record]]] = {}
         self._ends: AIOKafkaConsumer | None = None
-        self._next_partition = itertools.count()
 
     async def __aenter__(self) -> Self:
         self.producer = AIOKafkaProducer(bootstrap_servers=self.bootstrap_servers, max_request_size=4 << 20)
