@@ -425,7 +425,7 @@ class HandlerTasks(HandlerPool[Message]):
                     if not await starts.start([message]):
                         continue
                     if self._stopping:
-                        # A stop waits only for handlers that run already.
+                        # A stop waits only for handlers that are already running.
                         put_back([message])
                         continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.

@@ -110,7 +110,7 @@ class Turns(Generic[L]):
 
     @property
     def most_at_once(self) -> float:
-        """How many messages of a key may have their turns as soon as they are read; 0 if more than the key counts."""
+        """How many messages of a key may have their turns as soon as they are read; 0 if something else counts, too."""
         return 0 if self.paused or self.sparing or min(self.admitted, self._most) < inf else self.most_of_key
 
     def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
@@ -275,8 +275,8 @@ class Lines(Generic[L]):
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Let messages wait in the lines of their keys; return those that have their turns at once.
 
-        These are the messages that could only wait for their own keys, and need not. None is among messages of which
-        some are ``known``: other consumers may have their turns.
+        Those are messages that only the limit of their key could delay, and does not. If some of the messages are
+        ``known`` already, all wait: another consumer may have their turns.
         """
         own = {offset: offset if key is None else key for offset, key in zip(offsets, keys, strict=True)}
         self._keys.update(own)

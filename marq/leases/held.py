@@ -185,7 +185,7 @@ class LeasedBatch:
         self.open.difference_update(offsets)
         for offset in offsets:
             part.renew(offset, lease_ms, exactly=True)
-            # A start that is on its way is written only while its batch has the message.
+            # The former batch no longer has the message, so it does not write a start that it has queued.
             if started or offset in self.started:
                 part.start(offset)
         return part
@@ -378,7 +378,7 @@ class Held:
     def starts(self, starting: Iterable[tuple[LeasedBatch, Sequence[int]]], now_s: float) -> Iterator[Dispatch | Renew]:
         """Return the markers of starts, except those of messages whose leases have ended.
 
-        User code will not see these. A tracker that is late would count their attempts, or abandon them.
+        User code will not see those messages. A tracker that lags behind would count their attempts, or abandon them.
         """
         groups: dict[tuple[str, int, Source, bool], set[int]] = {}
         for batch, offsets in starting:
