@@ -45,6 +45,9 @@ class Listener(Protocol):
     def left(self, queue: str, count: int) -> None:
         """Note that messages are no longer in flight."""
 
+    def waits_for(self, batch: LeasedBatch) -> bool:
+        """Return whether messages wait until outcomes of a batch of an ordered queue are durable."""
+
     def settled(self, ended: Sequence[Ended]) -> None:
         """Note that outcomes are durable."""
 
@@ -70,6 +73,9 @@ class Unheard:
         return ()
 
     def left(self, queue: str, count: int) -> None: ...
+
+    def waits_for(self, batch: LeasedBatch) -> bool:
+        return False
 
     def settled(self, ended: Sequence[Ended]) -> None: ...
 
@@ -174,8 +180,7 @@ class OutcomeWriter:
 
     def touch(self, batch: LeasedBatch) -> None:
         self.held.touch(batch)
-        if batch.in_order:
-            # Messages may wait until its outcomes are durable.
+        if batch.in_order and self._listener.waits_for(batch):
             self.flush_soon()
         else:
             self._flush_later()
