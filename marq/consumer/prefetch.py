@@ -502,8 +502,8 @@ class Prefetch:
                 log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
 
     def _has_expired(self, message: Message, now_ms: int) -> bool:
-        rules, record = self._settings.queue(message.queue), message._record
-        return not rules.by_key and has_expired(record.timestamp, record.headers, rules, now_ms)
+        record = message._record
+        return has_expired(record.timestamp, record.headers, self._settings.queue(message.queue), now_ms)
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:

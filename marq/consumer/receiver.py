@@ -573,7 +573,7 @@ class Receiver:
         self._changed.set()
 
     def waits_for(self, batch: LeasedBatch) -> bool:
-        """Return whether messages wait until outcomes of a batch of an ordered queue are durable."""
+        """Return whether messages wait until outcomes of a batch are durable."""
         return self.ordering.waits_for(batch)
 
     def settled(self, ended: Sequence[Ended]) -> None:

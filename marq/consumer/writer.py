@@ -46,7 +46,7 @@ class Listener(Protocol):
         """Note that messages are no longer in flight."""
 
     def waits_for(self, batch: LeasedBatch) -> bool:
-        """Return whether messages wait until outcomes of a batch of an ordered queue are durable."""
+        """Return whether messages wait until outcomes of a batch are durable."""
 
     def settled(self, ended: Sequence[Ended]) -> None:
         """Note that outcomes are durable."""
@@ -180,7 +180,7 @@ class OutcomeWriter:
 
     def touch(self, batch: LeasedBatch) -> None:
         self.held.touch(batch)
-        if batch.in_order and self._listener.waits_for(batch):
+        if self._listener.waits_for(batch):
             self.flush_soon()
         else:
             self._flush_later()
