@@ -44,7 +44,9 @@ def expired(messages: Records, rules: QueueSettings, now_ms: int | None) -> Sequ
 
 
 def has_expired(timestamp_ms: int, headers: Headers, rules: QueueSettings, now_ms: int) -> bool:
-    """Return whether one message of a queue without ordering seems to have expired."""
+    """Return whether one message seems to have expired."""
+    if rules.by_key:
+        return False
     expires_ms = expires_at_ms(
         timestamp_ms, headers, delay_ms=rules.delay_ms, expires_after_ms=rules.expires_after_ms
     )  # fmt: skip

@@ -503,7 +503,7 @@ class Prefetch:
 
     def _has_expired(self, message: Message, now_ms: int) -> bool:
         rules, record = self._settings.queue(message.queue), message._record
-        return not rules.by_key and has_expired(record.timestamp, record.headers, rules, now_ms)
+        return has_expired(record.timestamp, record.headers, rules, now_ms)
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:
