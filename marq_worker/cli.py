@@ -85,7 +85,7 @@ def cli() -> None:
 @cli.command()
 def init() -> None:
     """Write marq.toml, tasks.py with a handler, and test_tasks.py to the current directory."""
-    from marq_worker.project import write_project
+    from marq_worker.new_project import write_project
 
     with _without_traceback():
         for path in write_project(Path()):

@@ -43,7 +43,7 @@ from marq_worker.config.settings import (
     read_environment,
 )
 from marq_worker.handlers.handler_modules import check_exists
-from marq_worker.project import project_name
+from marq_worker.new_project import project_name
 from marq_worker.sources import imported_files
 from marq_worker.web.addresses import free_port, port_error
 from marq_worker.worker_exit_codes import EXIT_STALLED

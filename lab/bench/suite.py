@@ -82,7 +82,8 @@ class Bar:
 
     @property
     def met(self) -> bool:
-        return self.found >= self.limit if self.at_least else self.found <= self.limit
+        found = round(self.found, 9)  # sums of CPU times are not exact
+        return found >= self.limit if self.at_least else found <= self.limit
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class QueueHandlers:
     @property
     def types(self) -> dict[str, str]:
         """The names of the other handlers by type."""
-        return {kind: each.name for kind, each in self.by_type.items() if kind is not None}
+        return {kind: handler.name for kind, handler in self.by_type.items() if kind is not None}
 
     @property
     def document(self) -> dict[str, Any]:

@@ -100,6 +100,15 @@ def test_the_exit_code_tells_a_failure_from_an_unmet_bar() -> None:
     assert exit_code([RowOutcome(row, bars=[unmet]), RowOutcome(row, error="broken")]) == 1
 
 
+def test_a_bar_is_met_at_its_limit_even_if_sums_of_cpu_times_are_not_exact() -> None:
+    found = (1.1 - 1.0) * 10
+
+    assert found > 1.0
+    assert Bar("share of a core", found, 1.0, "%").met
+    assert Bar("share of a core", 2.0 - found, 1.0, "%", at_least=True).met
+    assert not Bar("share of a core", 1.000001, 1.0, "%").met
+
+
 def test_a_result_keeps_every_run_and_says_which_bars_are_met() -> None:
     row = BenchRow("row", "what it is", {})
     bars = [Bar("rate", 0.7, 0.55, "times", at_least=True)]

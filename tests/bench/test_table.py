@@ -29,6 +29,7 @@ RESULT = {
         {"what": "drain", "found": 0.6, "limit": 0.55, "unit": "times", "at_least": True, "met": True},
         {"what": "markers", "found": 1.2, "limit": 1.3, "unit": "times the payload", "at_least": False, "met": True},
         {"what": "lateness", "found": 300.0, "limit": 250.0, "unit": "ms", "at_least": False, "met": False},
+        {"what": "polls", "found": (1.1 - 1.0) * 10, "limit": 1.0, "unit": "%", "at_least": False, "met": False},
     ],
 }
 
@@ -57,6 +58,7 @@ def test_a_result_becomes_tables_in_which_an_unmet_bar_is_seen() -> None:
     assert f"| drain | at least 0.55{TIMES} | 0.6 | yes |" in lines
     assert f"| markers | at most 1.3{TIMES} the payload | 1.2 | yes |" in lines
     assert "| lateness | at most 250 ms | 300 | **no** |" in lines
+    assert "| polls | at most 1 % | 1 | yes |" in lines
 
 
 def test_only_what_is_between_the_marks_is_written() -> None:

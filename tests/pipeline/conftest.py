@@ -51,7 +51,7 @@ def needs_spark() -> None:
 def spark(needs_spark: None) -> Iterator[SparkSession]:
     """The session that a job gets, with the settings for few rows.
 
-    Processes of their own (test_kills.py, test_cluster.py, tests/bench/test_pipeline.py) run with Spark's defaults.
+    Processes of their own (test_kills.py, test_cluster.py) run with Spark's defaults.
     """
     from pipeline.session import FEW_ROWS, session
 

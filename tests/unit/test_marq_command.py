@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from marq_worker import commands
 from marq_worker.cli import cli
-from marq_worker.project import project_name
+from marq_worker.new_project import project_name
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from marq.consumer.acquire import acquisitions
-from marq.consumer.expiry import CHECKED_MS, expired
+from marq.consumer.expiry import CHECKED_MS, expired, has_expired
 from marq.kafka.records import Records, Row
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
@@ -55,6 +55,13 @@ def test_nothing_has_expired_without_the_brokers_time_or_in_a_queue_with_orderin
 
     assert not expired(sent, QueueSettings(ordering="key", expires_after_ms=1), now_ms)
     assert bool(expired(sent, QueueSettings(), now_ms)) is (now_ms is not None)
+
+
+@pytest.mark.parametrize("ordering", ["key", "none"])
+def test_a_prefetched_message_has_not_expired_in_a_queue_with_ordering(ordering: str) -> None:
+    rules = QueueSettings(ordering=ordering, expires_after_ms=1)
+
+    assert has_expired(0, (at(1),), rules, NOW_MS) is (ordering == "none")
 
 
 @pytest.mark.parametrize(("age_ms", "left"), [(CHECKED_MS - 1, []), (CHECKED_MS, [0])])
