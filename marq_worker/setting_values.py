@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from marq.settings.queue import (
-    ALL,
-    BLOCK,
-    CONTINUE,
-    DEAD_LETTER,
-    DROP,
-    EARLIEST,
-    LATEST,
-    ORDERED_BY_KEY,
-    SETTINGS,
-    UNLIMITED,
-    UNORDERED,
-)
+from marq.settings.queue import SETTINGS
 from marq.wire.errors import ConfigError
 from marq_worker.readable import DURATION_FORM, read_duration
 
@@ -27,13 +16,13 @@ from marq_worker.readable import DURATION_FORM, read_duration
 NAMED = frozenset({"group", "topic", "handler"})
 #: Settings that are durations.
 _DURATIONS = frozenset(key for key, setting in SETTINGS.items() if setting.unit)
-#: Values that need no quotes.
-_WORDS = frozenset({UNLIMITED, ALL, UNORDERED, ORDERED_BY_KEY, CONTINUE, BLOCK, EARLIEST, LATEST, DROP, DEAD_LETTER})
+#: Texts that need no quotes, such as ``dead-letter`` or ``10/s``, if they are nothing else in TOML.
+_WORD = re.compile(r"[\w./:-]+")
 
 
 def read_value(key: str, text: str, where: str) -> Any:
     """Parse the value of a setting, which is not checked; ``where`` begins errors: ``--set``, or a form."""
-    if text in _WORDS or ((key in NAMED or key == "key") and not text.startswith(("'", '"'))):
+    if (key in NAMED or key == "key") and not text.startswith(("'", '"')):
         # A name; the shell removes quotes anyhow.
         return text
     if key in _DURATIONS and (duration_s := read_duration(text)) is not None:
@@ -41,6 +30,8 @@ def read_value(key: str, text: str, where: str) -> Any:
     try:
         document = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError as error:
+        if key not in _DURATIONS and _WORD.fullmatch(text):
+            return text
         form = DURATION_FORM if key in _DURATIONS else f"a value as in marq.toml: {error}"
         raise ConfigError(f"{where} {key}={text}: expected {form}") from error
     if len(document) > 1:

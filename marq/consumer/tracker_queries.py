@@ -60,7 +60,7 @@ class TrackerQueries:
                 self._reported = True
                 log.warning(
                     "queue %s: no tracker has answered for %g s: is a worker running (marq worker)? A partition of a"
-                    " queue with ordering is not delivered before its tracker answers",
+                    " queue with ordering, limits, fair or priority is not delivered before its tracker answers",
                     next(iter(left.values())).queue,
                     PATIENCE_S,
                 )

@@ -202,8 +202,8 @@ class LogReader:
     def _stuck(self, left: Ranges, positions: Positions) -> BrokerUnavailable:
         where = ", ".join(f"{s.topic}/{s.partition} at {positions[s]} of {span.stop}" for s, span in left.items())
         return BrokerUnavailable(
-            f"no progress for {self._limit_s:g} s while reading {where}: the broker is slow, or a transaction is"
-            " open there; try again"
+            f"no progress for {self._limit_s:g} s while reading {where}: the broker is slow, a transaction is open"
+            " there, or the topic was deleted; try again"
         )
 
     def _running(self) -> AIOKafkaConsumer:

@@ -465,18 +465,24 @@ class OwnerEngine:
         payloads = find_payloads(book, self.pending, self._table, still_open)
         return {place: payload for place, payload in zip(still_open, payloads, strict=True) if payload and payload.left}
 
-    def supply(self, copied: Mapping[Place, Payload | None]) -> None:
-        """Take payloads that were copied from their records; None for a record that was removed."""
+    def supply(self, copied: Mapping[Place, Payload | None]) -> list[Place]:
+        """Take payloads that were copied from their records; None for a record that was removed.
+
+        Return the messages that can't be delivered again, because their records were removed.
+        """
+        removed: list[Place] = []
         for place, left in self.left_among([*copied]).items():
             payload, name = copied[place], record_headers.record_id(place.source.log, place.offset)
             if payload is None:
                 payload = gone(name, left.timestamp_ms)
+                removed.append(place)
             elif size_bytes(payload) > room_for_markers(self._limit_bytes) - LEASE_BYTES:
                 payload = without_value(payload, name, "the worker's table accepts less")
             self.tracker.book.supply(place, payload)
             self._pending_bytes += size_bytes(payload)
         for place in copied:
             self._supplied(place)
+        return removed
 
     def _supplied(self, place: Place) -> None:
         of_source = self._missing.get((place.queue, place.source), {})

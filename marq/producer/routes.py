@@ -96,16 +96,11 @@ class Routes:
         """Check that none of the queues goes by keys: their messages do not expire. Raises ConfigError."""
         for queue in queues:
             settings = self._definitions.settings(check_queue_name(queue))
-            if settings.by_key and not settings.ordered:
+            if key is not None or settings.by_key:
                 raise ConfigError(
-                    f"queue {queue!r}: expires_in cannot be combined with limits or fair: leave expires_in out, or"
-                    " compare message.sent_at in the handler"
-                )
-            if key is not None or settings.ordered:
-                raise ConfigError(
-                    f"queue {queue!r}: expires_in cannot be combined with ordering by key, because a message that"
-                    " expires while it waits for a retry would hold up the later messages of its key: leave expires_in"
-                    " out, or use a queue without ordering"
+                    f"queue {queue!r}: expires_in cannot be combined with an ordering_key, nor with the settings"
+                    " ordering, limits, fair and priority: leave expires_in out, or compare message.sent_at in the"
+                    " handler"
                 )
 
     async def own_partitions(self, topic: str) -> int:

@@ -67,7 +67,8 @@ def check_ordering(definitions: Definitions, queue: str) -> None:
     """Check that the settings of a queue allow its ordering."""
     if (error := ordering_error(definitions.settings(queue))) is not None:
         key, value, advice = error
-        raise ConfigError(f"queue {queue!r}: {key} = {value} ({ORIGINS[definitions.origin(queue, key)]}) {advice}")
+        origin = definitions.origin(queue, key.partition(".")[0])
+        raise ConfigError(f"queue {queue!r}: {key} = {value} ({ORIGINS[origin]}) {advice}")
 
 
 def check_start(definitions: Definitions, queue: str) -> None:

@@ -368,8 +368,11 @@ def named(rule: Callable[[object], object]) -> Check:
 
 
 def _suggestion(key: str, checks: Mapping[str, Check]) -> str:
-    ours = OURS.get(key, "").partition(" ")[0]
-    close = ours if ours in checks else closest_name(key, checks)
+    table, _, inner = key.partition(".")
+    if table in checks:
+        return f"write {table} = {{ {inner} = … }}, which replaces the whole table"
+    ours = next((word for word in re.findall(r"\w+", OURS.get(key, "")) if word in checks), None)
+    close = ours or closest_name(key, checks)
     return f"did you mean {close!r}?" if close else f"expected one of {', '.join(checks)}"
 
 

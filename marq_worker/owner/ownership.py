@@ -446,7 +446,12 @@ class Ownership:
         copied: Mapping[Place, Payload | None] = {}
         try:
             copied = await copier(left)
-            self.engine.supply(copied)
+            for place in self.engine.supply(copied):
+                log.error(
+                    "queue %s, record %s was removed before its payload was copied: if its lease expires, it becomes a"
+                    " dead letter without its value. Keep records for longer than an outage of all workers",
+                    place.queue, record_id(place.source.log, place.offset),
+                )  # fmt: skip
         except (MarqError, KafkaError, OSError, TimeoutError) as error:
             log.warning(
                 "markers partition %s: payloads of %s messages not copied from their records, trying again: %s",

@@ -20,7 +20,6 @@ from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError
 from marq.wire.large_messages import size_bytes
 from marq.wire.markers import Payload, Source
-from marq.wire.record_headers import record_id
 
 log = logging.getLogger("marq.tracker")
 
@@ -118,7 +117,7 @@ class SourceReader:
                 self._absent.pop(source.log, None)
                 for place in wanted[source]:
                     if place.offset in span and place not in copied:
-                        _note_removed(place, copied)
+                        copied[place] = None
 
     async def _examine(self, source: Source, places: Iterable[Place], copied: Copied) -> None:
         """Find out whether a partition that does not answer is missing, or too short for its messages."""
@@ -141,7 +140,7 @@ class SourceReader:
         if now_s - since_s >= ABSENT_S:
             for place in places:
                 if place not in copied and (end is None or place.offset >= end):
-                    _note_removed(place, copied)
+                    copied[place] = None
 
     async def _started(self) -> LogReader:
         if self._reader is None:
@@ -179,13 +178,3 @@ def _ranges(offsets: Sequence[int]) -> Iterator[range]:
             first = offset
         last = offset
     yield range(first, last + 1)
-
-
-def _note_removed(place: Place, copied: Copied) -> None:
-    copied[place] = None
-    log.error(
-        "queue %s, record %s was removed before its payload was copied: if its lease expires, it becomes a dead letter"
-        " without its value. Keep records for longer than an outage of all workers",
-        place.queue,
-        record_id(place.source.log, place.offset),
-    )

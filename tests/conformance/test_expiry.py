@@ -184,12 +184,19 @@ async def test_a_message_that_waits_behind_a_slow_handler_expires_in_the_prefetc
     assert seen == [b"slow"]
 
 
+@pytest.mark.parametrize("settings", [{"limits": {}}, {"fair": True}, {"priority": 3}])
+async def test_an_expiry_is_refused_where_keys_take_turns(backend: Backend, settings: dict[str, Any]) -> None:
+    queue = await backend.new_queue(**settings)
+    with pytest.raises(marq.ConfigError, match=rf"queue '{queue}': .* limits, fair and priority"):
+        await backend.producer.send(queue, b"x", expires_in=5)
+
+
 @pytest.mark.parametrize("options", [{}, {"ordering_key": "k"}], ids=["without a key", "with a key"])
 async def test_messages_of_a_queue_with_ordering_cannot_expire(backend: Backend, options: dict[str, Any]) -> None:
     queue = await backend.new_queue(ordering="key")
-    with pytest.raises(marq.ConfigError, match="expires_in cannot be combined with ordering"):
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': expires_in cannot be combined"):
         await backend.producer.send(queue, b"x", expires_in=5, **options)
-    with pytest.raises(marq.ConfigError, match="expires_in cannot be combined with ordering"):
+    with pytest.raises(marq.ConfigError, match=f"queue '{queue}': expires_in cannot be combined"):
         await backend.producer.send_many(queue, [b"x"], expires_in=5, **options)
     with pytest.raises(
         marq.ConfigError, match=f"queue '{queue}': expires_after = 5 .* cannot be combined with ordering"

@@ -357,7 +357,7 @@ async def test_ordering_and_limits_go_together(backend: Backend) -> None:
         ({"priority": 3, "delivery": "at-most-once"}, "cannot be combined with priority"),
         ({"limits": {}, "delivery": "at-most-once"}, "cannot be combined with limits"),
         ({"fair": True, "expires_after": 60}, "cannot be combined with fair: set expires_after = false"),
-        ({"ordering": "key", "limits": {"per_key": {"concurrency": 2}}}, "cannot be above 1 with ordering"),
+        ({"ordering": "key", "limits": {"per_key": {"concurrency": 2}}}, "2 (changed at run time) cannot be above 1"),
         ({"ordering": "key", "fair": True, "key": "header:tenant"}, "goes by the ordering key"),
     ],
 )

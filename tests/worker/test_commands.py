@@ -345,7 +345,7 @@ async def test_a_change_of_the_group_and_a_reset_are_confirmed_first(shell: Shel
         (["queue", "q", "--set", "lese=60"], "lese: unknown key; did you mean 'lease'?"),
         (["queue", "q", "--set", "lease=1", "--reset"], "pass only one of them"),
         (["queue", "q", "--set", "expires_after=0"], "--set: expires_after: expected a number of seconds above 0"),
-        (["queue", "q", "--set", "expired=x"], "expired=x: expected a value as in marq.toml"),
+        (["queue", "q", "--set", "expired=x"], "--set: expired: expected 'drop' or 'dead-letter', not 'x'"),
         (["send", "q", "x", "--expires-in", "soon"], "--expires-in soon: expected"),
         (["send", "q", "x", "--expires-in", "0"], "--expires-in 0: expected a duration above 0"),
         (["delayed", ""], "a queue's name must not be empty"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import AsyncMock
@@ -53,6 +54,24 @@ def test_values_are_written_as_in_queues_toml() -> None:
         "concurrency": None,
     }
     assert read_changes(["partitions=2"], []) == {"partitions": 2}
+    assert read_changes(["delivery=at-most-once", "expired=dead-letter"], []) == {
+        "delivery": "at-most-once",
+        "expired": "dead-letter",
+    }
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("priority=high", "--set: priority: expected a whole number from 1 to 9, or false, not 'high'"),
+        ("limits.rate=10/s", "--set: limits.rate: unknown key; write limits = { rate = … }"),
+        ("limits={", "--set limits={: expected a value as in marq.toml: "),
+        ("lease=soon", "--set lease=soon: expected a duration such as 90s"),
+    ],
+)
+def test_an_error_of_a_value_names_the_setting_and_what_it_expects(assignment: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{re.escape(said)}"):
+        read_changes([assignment], [])
 
 
 def test_durations_are_also_written_with_units() -> None:

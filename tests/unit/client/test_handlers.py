@@ -133,6 +133,7 @@ def test_without_parentheses_the_decorator_says_what_to_write() -> None:
         ("visibility_timeout", "marq calls it lease"),
         ("countdown", r"raise marq\.Retry\(delay=…\)"),
         ("concurency", "no keyword 'concurency'; did you mean 'concurrency'"),
+        ("expires_in", "no keyword 'expires_in': marq calls it expires_after"),
         ("leese", "no keyword 'leese'; did you mean 'lease'"),
         ("handler", "unexpected keyword argument 'handler'"),
         ("colour", "unexpected keyword argument 'colour'"),
