@@ -21,10 +21,12 @@ import marq
 from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
 from lab.program import Program, RunError, Worker, recorded, stop_all
 from lab.proof import history
+from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
 from lab.topics import TopicScan, read_logs
 from marq.kafka.connection import admin_client
 from marq.settings.client import ClientSettings
+from marq_worker.config.queues import load_queues
 
 QUEUE, ORDERED = "checked", "ordered"
 PARTITIONS = 2
@@ -33,12 +35,6 @@ PARTITIONS = 2
 ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
 #: High enough that faults alone cause no dead letters.
 MAX_ATTEMPTS = 100
-SETTINGS: dict[str, Any] = {
-    "max_attempts": MAX_ATTEMPTS,
-    "dead_letter": True,
-    "group": None,
-    "backoff": [100, 2, 200, True],
-}
 QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
 #: Messages that the load sends per second, and in one step.
 RATE, STEP = 200, 20
@@ -124,29 +120,25 @@ class Stage:
 
     # --- setup --------------------------------------------------------------------------------------------------------
 
-    def define(self, lines: str = QUICK_BACKOFF, own: str = "", **settings: Any) -> None:
-        """Define the two queues, before any program starts: by lines of queues.toml, and for the checker.
+    def define(self, lines: str = QUICK_BACKOFF, own: str = "", max_attempts: int = MAX_ATTEMPTS) -> None:
+        """Define the two queues, before any program starts, by lines of queues.toml.
 
-        ``own`` has lines for the queue without ordering, and anything that follows it in the file. The checker's
-        ``settings`` also apply only to that queue if they are not in SETTINGS.
+        ``own`` has lines for the queue without ordering, and anything that follows it in the file.
         """
-        settings = SETTINGS | settings
-        both = f"lease = {LEASE_SECONDS}\nmax_attempts = {settings['max_attempts']}\n{lines}"
-        text = f'[queues.{ORDERED}]\nordering = "key"\n{both}\n[queues.{QUEUE}]\n{both}{own}'
-        ordered = {name: settings[name] for name in SETTINGS} | {"ordering": "key"}
-        self.define_all(text, {QUEUE: settings, ORDERED: ordered})
+        both = f"lease = {LEASE_SECONDS}\nmax_attempts = {max_attempts}\n{lines}"
+        self.define_all(f'[queues.{ORDERED}]\nordering = "key"\n{both}\n[queues.{QUEUE}]\n{both}{own}')
 
-    def define_group(self, group: str, lines: Mapping[str, str], **settings: Any) -> None:
+    def define_group(self, group: str, lines: Mapping[str, str]) -> None:
         """Define queues of one group instead of the two, like :meth:`define`, by the lines of each."""
         self.group, self.queues = group, tuple(lines)
-        settings = SETTINGS | {"group": group} | settings
-        both = f'group = "{group}"\nlease = {LEASE_SECONDS}\nmax_attempts = {settings["max_attempts"]}\n{QUICK_BACKOFF}'
-        text = "".join([f"[queues.{queue}]\n{both}{own}" for queue, own in lines.items()])
-        self.define_all(text, dict.fromkeys(lines, settings))
+        both = f'group = "{group}"\nlease = {LEASE_SECONDS}\nmax_attempts = {MAX_ATTEMPTS}\n{QUICK_BACKOFF}'
+        self.define_all("".join([f"[queues.{queue}]\n{both}{own}" for queue, own in lines.items()]))
 
-    def define_all(self, text: str, settings: dict[str, Any]) -> None:
+    def define_all(self, text: str) -> None:
         """Write queues.toml, and tell the checker the queues' settings."""
         self._queues_file.write_text(text)
+        definitions = load_queues(self._queues_file, None).definitions
+        settings = {queue: history.settings_of(definitions, queue) for queue in (EVERYBODY, *definitions.names())}
         self.note("ok", "settings", process="queues", version=1, queues=settings)
 
     async def worker(

@@ -1,4 +1,4 @@
-"""Compares the working tree with a commit: ``make bench ONLY=drain,latency COMPARE=main ROUNDS=5``.
+"""Compares the working tree with a commit: ``make bench ONLY=drain,latency COMPARE=main RUNS=5``.
 
 Each system of a row becomes two, one per tree, which take turns (A B B A …) on the row's broker. Each measurement
 is a process that runs the tree's code, and has its own topics.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import subprocess
 import tempfile
@@ -71,9 +70,6 @@ def compare(rows: Sequence[BenchRow], size: Size, commit: str) -> list[RowOutcom
 
     Raise UsageError if the commit does not exist or does not have such a row.
     """
-    rounds = os.environ.get("ROUNDS") or str(size.runs)
-    if not rounds.isdecimal() or int(rounds) < 1:
-        raise UsageError(f"ROUNDS must be a number of at least 1, got {rounds}")
     label = short_name(commit)
     with tempfile.TemporaryDirectory(prefix="marq-compare-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -84,7 +80,7 @@ def compare(rows: Sequence[BenchRow], size: Size, commit: str) -> list[RowOutcom
             reason = str(error).splitlines()[-1].strip()
             raise UsageError(f"the rows of commit {label} cannot be listed: {reason}") from None
         pairs = [paired(row, known, trees) for row in rows]
-        return run(pairs, replace(size, runs=int(rounds)), "rows-compared-", ratio_tables)
+        return run(pairs, size, "rows-compared-", ratio_tables)
 
 
 def short_name(commit: str) -> str:
@@ -140,7 +136,7 @@ def ratio_tables(outcome: RowOutcome) -> list[Table]:
     pairs = [(*name.rpartition(", ")[::2], before) for name, before in outcome.runs.items()]
     return [
         terminal_table(
-            f"{outcome.row.name}: {system} ({len(after)} rounds; in brackets: min..max)",
+            f"{outcome.row.name}: {system} ({len(after)} runs; in brackets: min..max)",
             ("median", label, WORKING, "ratio"),
             ratios(before, after),
         )
@@ -152,14 +148,14 @@ def ratio_tables(outcome: RowOutcome) -> list[Table]:
 def ratios(before: Sequence[Measurements], after: Sequence[Measurements]) -> list[tuple[str, ...]]:
     """Return a line for each measurement: the medians of both trees, and the second divided by the first.
 
-    The spread of the ratio is that of the rounds' own ratios. A measurement that one tree lacks gets an empty ratio.
+    The spread of the ratio is that of the runs' own ratios. A measurement that one tree lacks gets an empty ratio.
     """
     lines = []
     for name in dict.fromkeys([*before[0], *after[0]]):
         old, new = ([run[name] for run in runs if name in run] for runs in (before, after))
         sides = [_spread(median(values), values, format_number) if values else "" for values in (old, new)]
-        rounds = [_ratio(*pair) for pair in zip(old, new, strict=False)]
-        ratio = _spread(_ratio(median(old), median(new)), rounds, "{:.3f}".format) if rounds else ""
+        pairs = [_ratio(*pair) for pair in zip(old, new, strict=False)]
+        ratio = _spread(_ratio(median(old), median(new)), pairs, "{:.3f}".format) if pairs else ""
         lines.append((name.replace("_", " "), *sides, ratio))
     return lines
 

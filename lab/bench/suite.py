@@ -101,9 +101,13 @@ class Size:
 
     @classmethod
     def from_environment(cls) -> Size:
-        """Read MESSAGES, RUNS, ONLY, VALUE_BYTES and PARTITIONS."""
-        names = ("messages", "runs", "value_bytes", "partitions")
-        numbers = {name: int(text) for name in names if (text := os.environ.get(name.upper()))}
+        """Read MESSAGES, RUNS, ONLY, VALUE_BYTES and PARTITIONS; raise UsageError if a value is not valid."""
+        numbers = {}
+        for name in ("messages", "runs", "value_bytes", "partitions"):
+            if text := os.environ.get(name.upper()):
+                if not text.isdecimal() or int(text) < 1:
+                    raise UsageError(f"{name.upper()} must be a number of at least 1, got {text}")
+                numbers[name] = int(text)
         return cls(only=frozenset(filter(None, os.environ.get("ONLY", "").split(","))), **numbers)
 
     @property

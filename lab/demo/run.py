@@ -42,8 +42,6 @@ lease = 5
 max_attempts = 5
 backoff = { base = 0.2, factor = 2, max = 2, jitter = true }
 """
-#: The same for the checker.
-SETTINGS = {"max_attempts": 5, "backoff": [200, 2, 2000, True]}
 
 
 @dataclass(frozen=True)
@@ -132,7 +130,7 @@ class DemoRun(Stage):
         # On a busy machine, the new broker responds late. No program may give up before the demo does.
         patience = {"MARQ_CONNECT_TIMEOUT": f"{max(START_SECONDS, plan.limit_seconds):g}"}
         super().__init__(servers, folder, plan.queue_names, prefix=prefix, partitions=partitions, environment=patience)
-        self.define_all(QUEUES, {EVERYBODY: SETTINGS})
+        self.define_all(QUEUES)
         self._plan = plan
         self._limit_s = plan.limit_seconds
         self._display = display

@@ -573,16 +573,12 @@ CLOCKS = [
 # --- while messages are delayed, retried, dead-lettered, redriven, or delivered at most once --------------------------
 
 #: Retries after a list of delays, after an exception's own delay, and a reject for another exception.
-RETRIES = {
-    "lines": 'backoff = [0.1, 0.4, 1]\nerrors = { TimeoutError = [0.7], ValueError = "reject" }\n',
-    "backoff": [1000, 2, 1000, False, [100, 400, 1000]],
-}
+RETRIES = {"lines": 'backoff = [0.1, 0.4, 1]\nerrors = { TimeoutError = [0.7], ValueError = "reject" }\n'}
 FAILING, REJECTING, PATIENT = ["--manner=failing"], ["--manner=rejecting"], ["--manner=patient"]
 #: Lines for both queues: an at-most-once queue rejects messages after any exception, the other one after ValueError.
 AT_MOST_ONCE = {
     "lines": QUICK_BACKOFF + 'errors = { ValueError = "reject" }\n',
     "own": 'delivery = "at-most-once"\n',
-    "delivery": "at-most-once",
 }
 #: The points of an at-most-once queue, and after how many passes consumers die there.
 SPENDING = {
@@ -592,8 +588,7 @@ SPENDING = {
 #: Rate of a redrive: slow enough for a kill during it.
 LETTERS_IN_A_SECOND = 30
 AGAIN_S = 0.5
-QUEUE_DELAY_S = 1.5
-DELAYING = {"own": f"delay = {QUEUE_DELAY_S}\n", "delay_ms": int(QUEUE_DELAY_S * 1000)}
+DELAYING = {"own": "delay = 1.5\n"}
 
 
 def random_consumer_and_worker_killed(turn: int) -> Step:
@@ -726,7 +721,7 @@ def limited(name: str, lines: str, *options: str) -> Scenario:
     # Partitions move from a killed consumer, whose leases last, and to each that joins from one whose handlers run on.
     joins = consumer(*options)
     faults = [end("consumers", 0), joins, *[FIRST_CONSUMER_STOPPED, joins] * 2, WORKER_KILLED]
-    setup = begin((), [options] * 2, define={"own": lines, "by_key": True}, load=tenants_send, some=FEWER)
+    setup = begin((), [options] * 2, define={"own": lines}, load=tenants_send, some=FEWER)
     return Scenario(name, faults, setup, holds=within_limits, some=FEWER)
 
 
@@ -749,7 +744,7 @@ def fair(name: str, *options: str) -> Scenario:
         half = median(counts)
         require(half <= MOST_BEFORE, f"half of {len(counts)} messages waited for {half} of another key")
 
-    define = {"own": "fair = true\n", "by_key": True}
+    define = {"own": "fair = true\n"}
     # Before the first fault, many more of the busy key than a message of another one may wait for.
     setup = begin((), [options] * 2, define=define, fill=flood, load=tenants_send, some=10 * MOST_BEFORE)
     faults = [end("consumers", 0), consumer(*options), WORKER_KILLED]
@@ -780,7 +775,7 @@ def prioritised(name: str, *options: str) -> Scenario:
 
     async def set_up(stage: Stage) -> None:
         lines = {queue: f"priority = {priority}\n" for queue, priority in PRIORITIES.items()}
-        stage.define_group("levels", lines, by_key=True)
+        stage.define_group("levels", lines)
         fill, load = partial(levels_send, count=FLOOD), partial(levels_send, rate=LIMITED_RATE)
         await begin((), [options] * 2, fill=fill, load=load, some=FEWER)(stage)
 

@@ -57,6 +57,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from marq.settings.definitions import Definitions
 from marq.settings.ordering_keys import line_of
 from marq.wire import dead_letter_notes, names
 from marq.wire.markers import Acquire, Batch, Cause, Delay, Headers, Payload, RequestOutcome, Source, Tick, kind_of
@@ -132,6 +133,21 @@ def _read(path: Path) -> Iterator[Event]:
             except (ValueError, KeyError, TypeError) as error:
                 raise MalformedHistory(f"{path}, line {number}: expected an event, not {line[:80]!r}") from error
             yield event
+
+
+def settings_of(definitions: Definitions, queue: str) -> Event:
+    """Return the settings of a queue for the event ``settings``."""
+    settings = definitions.settings(queue)
+    backoff = settings.backoff
+    names = (
+        "max_attempts", "dead_letter", "delivery", "ordering", "by_key", "delay_ms", "expires_after_ms",
+        "deduplication_window_ms",
+    )  # fmt: skip
+    return {
+        **{name: getattr(settings, name) for name in names},
+        "group": definitions.group(queue),
+        "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter, backoff.delays_ms],
+    }
 
 
 # --- events in the logs -----------------------------------------------------------------------------------------------

@@ -159,6 +159,18 @@ class HandlerPool(ABC, Generic[Work]):
             self._writer.flush_soon()
             await self._buffer.wait()
 
+    async def _started(self, messages: list[Message]) -> list[Message]:
+        """Return the messages with which the handler may be called now.
+
+        It is asked right before the call, so that a crash abandons only messages that a handler was about to process.
+        """
+        started = await self._starts.started(messages)
+        if self._stopping:
+            # A stop waits only for handlers that are already running.
+            put_back(started)
+            return []
+        return started
+
     def _forget_cancellations(self, index: int) -> None:
         """Undo cancellations that user code did not undo; otherwise, a TaskGroup in a later call would be cancelled."""
         task = self.tasks[index]
@@ -398,7 +410,7 @@ class HandlerTasks(HandlerPool[Message]):
         return self._concurrency - self._current.count(None)
 
     async def _work(self, index: int) -> None:
-        buffer, writer, starts, handler = self._buffer, self._writer, self._starts, self._handler
+        buffer, writer, handler = self._buffer, self._writer, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
         clock, pop, finish = writer.now_s, made.popleft, _finish
@@ -418,15 +430,10 @@ class HandlerTasks(HandlerPool[Message]):
                 now_s = clock()
                 if batch.expires_s <= now_s:
                     continue
-                # Right before the call, so that a crash abandons only messages that a handler was about to process.
                 if batch.starts_first:
                     # The previous message is finished: the end of its lease must not cancel this wait.
                     current[index] = None
-                    if not await starts.start([message]):
-                        continue
-                    if self._stopping:
-                        # A stop waits only for handlers that are already running.
-                        put_back([message])
+                    if not await self._started([message]):
                         continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.
                     buffer.taken.set()
@@ -485,11 +492,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
             if not batch:
                 await self._wait()
                 continue
-            # Right before the call, as in HandlerTasks.
-            batch = await self._starts.started(batch)
-            if self._stopping:
-                put_back(batch)
-                continue
+            batch = await self._started(batch)
             if not batch:
                 continue
             self._begun_s[index] = writer.now_s()

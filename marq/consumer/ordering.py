@@ -330,7 +330,7 @@ class Ordering:
 
     def unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
         """Return the queues whose keys take turns now."""
-        return [(queue, turns) for queue, turns in self.turns.items() if queue not in self._paused]
+        return [(queue, turns) for queue, turns in self.turns.items() if not turns.paused]
 
     def _take_turns(self, now_s: float) -> None:
         if not self.turns:
@@ -375,8 +375,6 @@ class Ordering:
                 turns.apply(its, shares[queue])
             elif its.limited:
                 self.turns[queue] = Turns(its, shares[queue])
-        for queue, turns in self.turns.items():
-            turns.paused = queue in self._paused
         self.sparing = any(turns.sparing for turns in self.turns.values())
         priorities = {queue: its.priority for queue, its in settings.items() if its.priority is not None}
         self.priorities.serve(self.turns, priorities)
@@ -390,8 +388,8 @@ class Ordering:
     @property
     def reads_ahead(self) -> bool:
         """Whether messages are read although no handler wants them; not if those of other queues would be, too."""
-        turns = [self.turns[queue] for queue in self.queues if queue in self.turns and queue not in self._paused]
-        return self._served == len(turns) > 0 and all(queue_turns.reads_ahead for queue_turns in turns)
+        reading = [turns.reads_ahead for _, turns in self.unpaused()]
+        return self._served == len(reading) > 0 and all(reading)
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""

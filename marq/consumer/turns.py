@@ -67,8 +67,6 @@ class Turns(Generic[L]):
         #: How many may have their turns now, because handlers and calls want them, or a circuit breaker admits them.
         self.wanted: float = inf
         self.admitted: float = inf
-        #: True while no message of the queue may have its turn.
-        self.paused = False
         #: How many may have their turns, with those of other consumers.
         self._free: float = inf
         #: The offset of the message that :meth:`has_next` has found.
@@ -89,6 +87,8 @@ class Turns(Generic[L]):
     def apply(self, settings: QueueSettings, share: float) -> None:
         """Apply the settings; the partitions of this receiver are this ``share`` of all."""
         self.limits, self._share = settings.limits or _NO_LIMITS, share
+        #: True while no message of the queue may have its turn.
+        self.paused = settings.paused
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
         self.rated = self.limits.rate is not None or self.limits.per_key.rate is not None

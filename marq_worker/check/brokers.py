@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from marq_worker.check.findings import CheckFinding, fine, problem, warning
+from marq_worker.findings import CheckFinding, fine, problem, warning
 
 #: Smaller differences between clocks do no harm.
 ALLOWED_S = 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +15,9 @@ from marq.settings.definitions import Definitions
 from marq.settings.topic_configs import FOR_EVER, RETENTION, TopicFacts
 from marq.wire.markers import Source
 from marq.wire.names import Names
-from marq_worker.backlog.consumer_watch import NO_CONSUMER_S, has_no_consumer, is_stalled
-from marq_worker.check.findings import CheckFinding, fine, problem, warning
-from marq_worker.handlers.handler_watch import merged
-from marq_worker.readable import span
-from marq_worker.web.partition_statistics import add_up, backlog_of
+from marq_worker.backlog.consumer_watch import NO_CONSUMER_S
+from marq_worker.findings import CheckFinding, fine, problem, warning
+from marq_worker.web.conditions import NAMED, Backlog, stalled_queues, waiting_messages, without_consumer
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +109,11 @@ def _handled(definitions: Definitions, queues: Iterable[str]) -> list[str]:
     return [queue for queue in queues if definitions.settings(queue).handler is not None]
 
 
-def ended_processes(answers: Iterable[Mapping[str, Any]], names: Names) -> dict[str, int]:
+def ended_processes(workers: Iterable[Mapping[str, Any]], names: Names) -> dict[str, int]:
     """Return the groups whose handler processes workers start again and again, and how often they have ended."""
     ended: dict[str, int] = {}
-    for answer in answers:
-        for process in answer.get("handlers", ()):
+    for worker in workers:
+        for process in worker["handlers"]:
             group = names.named_group(process["group"])
             ended[group] = ended.get(group, 0) + process["starts"] - (process["pid"] is not None)
     return {group: count for group, count in ended.items() if count}
@@ -132,11 +130,7 @@ def _judge_handlers(
     if reader.members != 0 or not handled:
         return
     count = None if waiting is None else sum(waiting.get(queue, 0) for queue in queues)
-    waits = (
-        "the number of waiting messages is unknown"
-        if count is None
-        else f"{count:,} message{' waits' if count == 1 else 's wait'}"
-    )
+    waits = "the number of waiting messages is unknown" if count is None else waiting_messages(count)
     if times := ended.get(reader.group, 0):
         yield problem(
             f"group {reader.group}",
@@ -202,51 +196,8 @@ def judge_retention(
 
 
 def _listed(queues: list[str]) -> str:
-    more = f" and {len(queues) - _SHOWN} more" if len(queues) > _SHOWN else ""
-    return ", ".join(queues[:_SHOWN]) + more
-
-
-#: Queues that get a finding each; the others share one.
-_SHOWN = 10
-
-
-@dataclass(frozen=True, slots=True)
-class Backlog:
-    """The waiting messages of a queue.
-
-    ``oldest_s``: age of the oldest one; ``idle_s``: seconds since a message was acquired; None if not known.
-    """
-
-    queue: str
-    waiting: int
-    oldest_s: float | None = None
-    no_consumer: bool = False
-    stalled: bool = False
-    idle_s: float | None = None
-
-    def __str__(self) -> str:
-        oldest = "" if self.oldest_s is None else f", the oldest for {span(self.oldest_s)}"
-        return f"{'1 message waits' if self.waiting == 1 else f'{self.waiting:,} messages wait'}{oldest}"
-
-
-def told_by(answers: Sequence[Mapping[str, Any]], *, everyone: bool) -> list[Backlog] | None:
-    """Return the backlogs that workers report (``everyone``: each has answered), None if they do not count."""
-    if not backlog_of(answers, everyone=everyone)["counted"]:
-        return None
-    handler_removed = merged(answers)
-    return [
-        Backlog(
-            queue,
-            int(metrics["waiting"]),
-            metrics["oldest_waiting_seconds"],
-            has_no_consumer(metrics),
-            # Without a handler, a consumer of the group receives nothing; another finding says so.
-            is_stalled(metrics) and queue not in handler_removed,
-            metrics.get("idle_seconds"),
-        )
-        for queue, metrics in sorted(add_up(answers).items())
-        if metrics.get("waiting")
-    ]
+    more = f" and {len(queues) - NAMED} more" if len(queues) > NAMED else ""
+    return ", ".join(queues[:NAMED]) + more
 
 
 def counted(waiting: Waiting, unattended: Collection[str], now_ms: float) -> list[Backlog]:
@@ -277,24 +228,13 @@ def judge_backlogs(
         for backlog in backlogs
         if backlog.queue not in reported and not definitions.settings(backlog.queue).paused
     ]
-    lonely = [backlog for backlog in listed if backlog.no_consumer]
-    stalled = [backlog for backlog in listed if backlog.stalled]
-    findings = [_no_consumer(backlog, definitions) for backlog in lonely[:_SHOWN]]
-    findings += map(_stalled, stalled[:_SHOWN])
-    if len(lonely) > _SHOWN:
-        more = len(lonely) - _SHOWN
-        findings.append(
-            problem("queues", f"{more:,} more have waiting messages and no consumer", advice="see the dashboard")
-        )
-    if len(stalled) > _SHOWN:
-        findings.append(warning("queues", f"{len(stalled) - _SHOWN:,} more have consumers that receive nothing"))
+    findings = [*without_consumer(listed, definitions), *stalled_queues(listed)]
     return findings or [fine("waiting messages", f"in {len(listed)} queues, each with a consumer")]
 
 
-def with_large_messages(answers: Sequence[Mapping[str, Any]]) -> list[str]:
+def with_large_messages(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Return the queues of which workers have found messages that are too large, or whose records were removed."""
-    counts = add_up(answers)
-    return sorted(queue for queue, metrics in counts.items() if metrics.get("too_large") or metrics.get("gone"))
+    return sorted(queue for queue, metrics in queues.items() if metrics.get("too_large") or metrics.get("gone"))
 
 
 def judge_large_messages(dead: Mapping[CountKey, int]) -> list[CheckFinding]:
@@ -319,33 +259,4 @@ def judge_large_messages(dead: Mapping[CountKey, int]) -> list[CheckFinding]:
                 commands=[f"marq dead {queue} --reason '{GONE if gone else LEFT_OUT}'"],
             )
         )
-    return findings[:_SHOWN]
-
-
-def _no_consumer(backlog: Backlog, definitions: Definitions) -> CheckFinding:
-    queue = backlog.queue
-    if definitions.settings(queue).handler is not None:
-        start = "start a worker with the role handlers (MARQ_ROLES) and with the handler's module in MARQ_HANDLERS"
-    elif definitions.defines(queue):
-        start = (
-            f"start its consumer: marq.Consumer({queue!r}), or the SQS clients that receive from it; or give the queue"
-            " a handler"
-        )
-    else:
-        start = (
-            f"start its consumer: marq.Consumer({queue!r}). If a sender misspells the name, correct it there and"
-            " purge this queue"
-        )
-    return problem(f"queue {queue}", f"has no consumer; {backlog}", advice=start)
-
-
-def _stalled(backlog: Backlog) -> CheckFinding:
-    since = "" if backlog.idle_s is None else f" for {span(backlog.idle_s)}"
-    return warning(
-        f"queue {backlog.queue}",
-        f"its consumers have received no message{since}, and none is in flight; {backlog}",
-        advice=(
-            "a circuit breaker is open, a handler blocks its consumer's event loop, SQS clients have stopped polling,"
-            " or the consumer's process has died and its session has not expired yet: see its log"
-        ),
-    )
+    return findings[:NAMED]

@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, redirect_stdout
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from aiohttp import ClientError, ClientSession, ClientTimeout, ConnectionTimeoutError
 
@@ -31,7 +31,6 @@ from marq_worker.check import machine
 from marq_worker.check.brokers import judge_apis, judge_clock
 from marq_worker.check.cluster import ClusterView, GroupFacts, Published
 from marq_worker.check.consumers import (
-    Backlog,
     ReadingGroup,
     counted,
     ended_processes,
@@ -41,11 +40,9 @@ from marq_worker.check.consumers import (
     judge_reading,
     judge_retention,
     queues_of,
-    told_by,
     unhandled,
     with_large_messages,
 )
-from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.check.permissions import WORKER, Allowed, Operations, Use, judge_permissions
 from marq_worker.check.queues import (
     groups_of,
@@ -59,11 +56,14 @@ from marq_worker.check.queues import (
     with_file,
 )
 from marq_worker.check.topics import judge_missing, judge_topics, topics_of
-from marq_worker.check.trackers import Page, judge_members, judge_pages, stuck
+from marq_worker.check.trackers import judge_members
 from marq_worker.config.queues import QueuesFile, load_queues
 from marq_worker.config.settings import AppSettings, Role
+from marq_worker.findings import CheckFinding, fine, problem, warning
 from marq_worker.web.addresses import port_error, reachable_name
+from marq_worker.web.conditions import Backlog, backlogs, judge_workers, stuck_processes
 from marq_worker.web.peers import authorization
+from marq_worker.web.statistics import namespace_statistics, worker_statistics
 
 #: Time limit of the whole examination.
 LIMIT_S = 13.0
@@ -177,7 +177,7 @@ class Examination:
         self._add(*judge_retention(self._client, definitions, look.found))
         readers = await self._readers(view, look, allowed, definitions)
         trackers = await self._group(view, self._client.names.app_id)
-        pages = await self._trackers(trackers, look)
+        statistics = await self._trackers(trackers, look)
         if self._worker and file is not None:
             self._add(*await look_at_file(self._client, definitions, file, published_by=len(trackers.members)))
         await self._handlers(definitions, file)
@@ -186,10 +186,10 @@ class Examination:
         )
         await self._permissions(view, [definitions, with_file(definitions, file)], allowed, trackers)
         await self._clock(view, look, allowed)
-        await self._large_messages(view, pages, allowed)
+        await self._large_messages(view, statistics, allowed)
         if readers is not None:
             absent = {queue for topic, queues in owners.items() if topic not in own.found for queue in queues}
-            await self._reading(view, definitions, *readers, pages, allowed, absent)
+            await self._reading(view, definitions, *readers, statistics, allowed, absent)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -237,24 +237,25 @@ class Examination:
         definitions: Definitions,
         readers: list[ReadingGroup],
         left_out: int,
-        pages: Sequence[Page],
+        statistics: Mapping[str, Any],
         allowed: Operations,
         absent: Collection[str],
     ) -> None:
-        answered = [page.metrics for page in pages if page.partitions is not None]
-        backlogs = told_by(answered, everyone=len(answered) == len(pages))
-        if backlogs is None and _may(allowed, self._client.names.messages, "Read"):
-            backlogs = await self._count(view, definitions, readers, absent)
-        waiting = None if backlogs is None else {backlog.queue: backlog.waiting for backlog in backlogs}
-        ended = ended_processes(answered, self._client.names)
-        frozen = {self._client.names.named_group(process.group) for process in stuck(pages)}
+        told = statistics["backlog"]["counted"]
+        listed = backlogs(statistics["queues"], statistics["removed_handlers"]) if told else None
+        if listed is None and _may(allowed, self._client.names.messages, "Read"):
+            listed = await self._count(view, definitions, readers, absent)
+        waiting = None if listed is None else {backlog.queue: backlog.waiting for backlog in listed}
+        names, workers = self._client.names, statistics["workers"]
+        ended = ended_processes(workers, names)
+        frozen = {names.named_group(process["group"]) for _, process in stuck_processes(workers)}
         self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
-        if backlogs is not None:
-            self._add(*judge_backlogs(definitions, backlogs, unhandled(self._client, definitions, readers)))
+        if listed is not None:
+            self._add(*judge_backlogs(definitions, listed, unhandled(self._client, definitions, readers)))
 
-    async def _large_messages(self, view: ClusterView, pages: Sequence[Page], allowed: Operations) -> None:
+    async def _large_messages(self, view: ClusterView, statistics: Mapping[str, Any], allowed: Operations) -> None:
         """Name the records that were too large. Reads all dead letters, so only if workers have found any."""
-        queues = with_large_messages([page.metrics for page in pages if page.partitions is not None])
+        queues = with_large_messages(statistics["queues"])
         if queues and _may(allowed, self._client.names.dead_letters, "Read"):
             dead: Mapping[CountKey, int] = await self._ask(
                 "the dead letters", lambda: view.large_messages(queues), failed={}
@@ -291,30 +292,32 @@ class Examination:
     async def _group(self, view: ClusterView, name: str) -> GroupFacts:
         return await self._ask(f"the group {name}", lambda: view.group(name), failed=GroupFacts())
 
-    async def _trackers(self, facts: GroupFacts, look: Look) -> Sequence[Page]:
+    async def _trackers(self, facts: GroupFacts, look: Look) -> Mapping[str, Any]:
+        """Judge the workers; return their statistics."""
         if facts.allowed is not None and "Describe" not in facts.allowed:
             await self._port(None)
-            return ()
+            return namespace_statistics([], settled=True)
         names = self._client.names
         headers = authorization(self._settings)
         # A worker without the role web has no page.
         urls = sorted({member.url for member in facts.members if member.url.startswith("http")})
         silent = None if facts.members else await self._silent_here(headers)
         self._add(*judge_members(names, facts.members, begun=bool(look.found), silent=silent))
-        pages = await asyncio.gather(*(_page(url, headers) for url in urls))
+        workers = await asyncio.gather(*(_worker(url, headers) for url in urls))
+        statistics = namespace_statistics(workers, settled=True)
         # Workers without pages own partitions too.
         all_seen = len(urls) == len(facts.members) and names.markers in look.found
-        partitions = look.found[names.markers].partitions if all_seen else None
-        self._add(*judge_pages(pages, partitions))
-        await self._port([page.url for page in pages])
-        return pages
+        partitions = look.found[names.markers].partitions if all_seen else 0
+        self._add(*judge_workers(statistics, partitions))
+        await self._port(urls)
+        return statistics
 
     async def _silent_here(self, headers: Mapping[str, str]) -> str | None:
         """Return the address of this machine's web port if a process listens there and does not answer."""
         if not self._web:
             return None
-        page = await _page(f"http://{self._host}:{self._settings.web_port}", headers)
-        return page.url if page.silent else None
+        worker = await _worker(f"http://{self._host}:{self._settings.web_port}", headers)
+        return str(worker["url"]) if worker.get("silent") else None
 
     async def _port(self, urls: list[str] | None) -> None:
         if self._web:
@@ -401,7 +404,11 @@ def _may(allowed: Operations, topic: str, operation: str) -> bool:
     return known is None or operation in known
 
 
-async def _page(url: str, headers: Mapping[str, str]) -> Page:
+async def _worker(url: str, headers: Mapping[str, str]) -> dict[str, Any]:
+    """Return the statistics of a worker.
+
+    It is ``silent`` if it accepted a connection, as the kernel does for a stopped process, and did not answer in time.
+    """
     try:
         async with (
             ClientSession(
@@ -409,12 +416,13 @@ async def _page(url: str, headers: Mapping[str, str]) -> Page:
             ) as session,
             session.get(f"{url.rstrip('/')}/api/queues?scope=worker", allow_redirects=False) as response,
         ):
-            metrics = await response.json()
-            return Page(url, metrics["partitions"], metrics)
+            answer = await response.json()
+            return worker_statistics(url, answer if "partitions" in answer else None)
     except TimeoutError as error:
-        return Page(url, silent=not isinstance(error, ConnectionTimeoutError))
-    except (ClientError, ValueError, KeyError, TypeError):
-        return Page(url)
+        silent = not isinstance(error, ConnectionTimeoutError)
+        return worker_statistics(url, None) | {"silent": silent}
+    except (ClientError, ValueError, TypeError):
+        return worker_statistics(url, None)
 
 
 def _installed(package: str) -> str | None:

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from marq.wire.errors import ConfigError
-from marq_worker.check.findings import CheckFinding, fine, problem, warning
 from marq_worker.config.settings import AppSettings
+from marq_worker.findings import CheckFinding, fine, problem, warning
 from marq_worker.web.security import check_exposure
 
 #: Exact versions, because Marq uses private interfaces: read tests/worker/faust_reliances.py before an upgrade.

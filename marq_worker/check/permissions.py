@@ -9,8 +9,8 @@ from marq.kafka.role_permissions import ROLES, Permission, ResourceType, grants,
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import Definitions
 from marq.wire.names import Names
-from marq_worker.check.findings import CheckFinding, fine, problem
 from marq_worker.config.settings import AppSettings, Role
+from marq_worker.findings import CheckFinding, fine, problem
 
 #: The role that runs trackers and handlers.
 WORKER = "worker"

@@ -16,8 +16,8 @@ from marq.settings.queue import ORDERING_KEY
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
-from marq_worker.check.findings import CheckFinding, exit_code, fine, problem, warning
 from marq_worker.config.queues import QueuesFile
+from marq_worker.findings import CheckFinding, exit_code, fine, problem, warning
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
 from marq_worker.handlers.handlers_role import check, lacks_handler, part_of_group, publication, unpublished
 from marq_worker.handlers.loaded_handlers import load_handlers_of, load_modules, surrounding

@@ -9,7 +9,7 @@ from marq.kafka.topics import commands_to_make, planned
 from marq.settings.client import ClientSettings
 from marq.settings.topic_configs import FOR_EVER, RETENTION, Rule, TopicFacts, broken_rules, rules, wrong_partitions
 from marq.wire.names import Names
-from marq_worker.check.findings import CheckFinding, fine, problem, warning
+from marq_worker.findings import CheckFinding, fine, problem, warning
 
 MIN_IN_SYNC = "min.insync.replicas"
 RETENTION_BYTES = "retention.bytes"

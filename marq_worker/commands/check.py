@@ -9,9 +9,9 @@ import click
 
 from marq.kafka.role_permissions import ROLES
 from marq_worker.check.examination import Examination
-from marq_worker.check.findings import exit_code, report
 from marq_worker.check.permissions import WORKER
 from marq_worker.commands.command import JSON, Setup, command
+from marq_worker.findings import exit_code, report
 
 
 @command(click.option(

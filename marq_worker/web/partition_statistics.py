@@ -334,14 +334,6 @@ def recreated_topics(reports: Iterable[Iterable[Mapping[str, Any]]]) -> list[dic
     return [{"queue": queue, "topic": topic, "seconds": seconds} for (queue, topic), seconds in sorted(seen.items())]
 
 
-def recreated(queue: str, topic: str, seconds: float) -> str:
-    """Return a sentence about the topic of a queue that was created again."""
-    return (
-        f"its topic {topic} was deleted and created again, noticed {seconds // 60:.0f} min ago: its records are new"
-        " messages, and unfinished messages of the former topic are redelivered"
-    )
-
-
 def backlog_of(answers: Iterable[Mapping[str, Any]], *, everyone: bool) -> dict[str, Any]:
     """Return how reliable the backlog is; ``everyone``: all workers are known and have answered.
 

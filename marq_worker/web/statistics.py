@@ -85,19 +85,8 @@ class NamespaceStatistics:
         if own in peers:
             peers.remove(own)
         answers = await ask_each(self.app.http_client, peers, "api/queues", {}, own=own)
-        workers = [_worker(own, self.local()), *map(_worker, peers, answers)]
-        answered = [worker for worker in workers if worker["answered"]]
-        everyone = members.settled and len(answered) == len(workers)
-        return {
-            "complete": everyone,
-            "queues": add_up(answered),
-            "backlog": backlog_of(answered, everyone=everyone),
-            "handled": add_counts([worker["handled"] for worker in answered]),
-            "waited": add_counts([worker["waited"] for worker in answered]),
-            "removed_handlers": merged_removals(answered),
-            "recreated_topics": recreated_topics([worker["recreated_topics"] for worker in answered]),
-            "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
-        }
+        workers = [worker_statistics(own, self.local()), *map(worker_statistics, peers, answers)]
+        return namespace_statistics(workers, settled=members.settled)
 
     async def messages(self, queue: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return unfinished messages of a queue, of all trackers or (``scope=worker``) of this one."""
@@ -167,10 +156,27 @@ def merged(answers: Sequence[dict[str, Any] | None], limit: int, *, complete: bo
     return {"complete": complete and None not in answers, "messages": messages[:limit]}
 
 
-def _worker(url: URL, answer: dict[str, Any] | None) -> dict[str, Any]:
+def worker_statistics(url: URL | str, answer: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the statistics of a worker from its answer, None if it did not answer."""
     # A worker of another version may lack some keys.
     worker = {"url": str(url), "answered": answer is not None, **_NOTHING, **(answer or {})}
     return {**worker, "process": {**UNKNOWN, **worker["process"]}}
+
+
+def namespace_statistics(workers: Sequence[dict[str, Any]], *, settled: bool) -> dict[str, Any]:
+    """Add up the statistics of workers; ``settled``: these are all."""
+    answered = [worker for worker in workers if worker["answered"]]
+    everyone = settled and len(answered) == len(workers)
+    return {
+        "complete": everyone,
+        "queues": add_up(answered),
+        "backlog": backlog_of(answered, everyone=everyone),
+        "handled": add_counts([worker["handled"] for worker in answered]),
+        "waited": add_counts([worker["waited"] for worker in answered]),
+        "removed_handlers": merged_removals(answered),
+        "recreated_topics": recreated_topics([worker["recreated_topics"] for worker in answered]),
+        "workers": [{name: value for name, value in worker.items() if name not in _ADDED_UP} for worker in workers],
+    }
 
 
 def attach(app: faust.App, statistics: NamespaceStatistics) -> None:

@@ -9,8 +9,8 @@ import pytest
 
 from lab.bench import __main__ as bench
 from lab.bench import compare as comparison
-from lab.bench.compare import WORKING, Tree, compare, extracted, paired, ratio_tables, ratios, short_name, with_sums
-from lab.bench.suite import BenchRow, RowOutcome, Size, UsageError
+from lab.bench.compare import WORKING, Tree, extracted, paired, ratio_tables, ratios, short_name, with_sums
+from lab.bench.suite import BenchRow, RowOutcome, UsageError
 
 HERE = Path()
 TREES = (Tree("abc", HERE, HERE), Tree(WORKING, HERE, HERE))
@@ -39,14 +39,6 @@ def test_a_commit_without_the_benchmark_is_refused_and_its_files_are_what_was_co
         extracted(short_name("HEAD"), repository / "tree")
 
     assert (repository / "tree" / "file").read_text() == ""
-
-
-@pytest.mark.parametrize("rounds", ["0", "-1", "many"])
-def test_the_number_of_rounds_is_checked_first(monkeypatch: pytest.MonkeyPatch, rounds: str) -> None:
-    monkeypatch.setenv("ROUNDS", rounds)
-
-    with pytest.raises(UsageError, match=f"ROUNDS must be a number of at least 1, got {rounds}"):
-        compare([], Size(), "nowhere")
 
 
 def test_a_wrong_variable_is_one_sentence_and_exit_code_2(
@@ -85,7 +77,7 @@ def test_the_parts_of_a_system_are_summed_up() -> None:
     assert with_sums({"worker_cpu_seconds_per_million": 1.0}) == {"worker_cpu_seconds_per_million": 1.0}
 
 
-def test_a_ratio_is_that_of_the_medians_and_its_spread_that_of_the_rounds() -> None:
+def test_a_ratio_is_that_of_the_medians_and_its_spread_that_of_the_runs() -> None:
     before = [{"rate": 100.0, "p99_ms": 4.0}, {"rate": 200.0, "p99_ms": 5.0}, {"rate": 400.0, "p99_ms": 8.0}]
     after = [{"rate": 150.0, "p99_ms": 4.0}, {"rate": 1000.0, "p99_ms": 4.0}, {"rate": 300.0, "p99_ms": 4.0}]
 
@@ -113,5 +105,5 @@ def test_a_system_that_failed_in_one_tree_has_no_table() -> None:
 
     [table] = ratio_tables(RowOutcome(BenchRow("row", "what", {}), runs))
 
-    assert str(table.title) == "row: a, 10 ms (1 rounds; in brackets: min..max)"
+    assert str(table.title) == "row: a, 10 ms (1 runs; in brackets: min..max)"
     assert [column.header for column in table.columns] == ["median", "abc", "working tree", "ratio"]

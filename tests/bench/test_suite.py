@@ -91,6 +91,14 @@ def test_the_size_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) ->
     assert Size.from_environment() == Size(50_000, 5, frozenset({"drain", "work"}), value_bytes=1_000)
 
 
+@pytest.mark.parametrize("text", ["0", "-1", "many"])
+def test_a_number_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("RUNS", text)
+
+    with pytest.raises(UsageError, match=f"RUNS must be a number of at least 1, got {text}"):
+        Size.from_environment()
+
+
 def test_the_exit_code_tells_a_failure_from_an_unmet_bar() -> None:
     row = BenchRow("row", "", {})
     met, unmet = Bar("what", 2.0, 1.0, "times", at_least=True), Bar("what", 2.0, 1.0, "s")

@@ -17,6 +17,7 @@ from marq.dead_letters.dead_letters import Deleted, Redriven
 from marq.dead_letters.filters import Filters
 from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.group_members import DescribedMember
+from marq.settings.definitions import Definitions
 from marq.settings.effective_settings import queue_document
 from marq.settings.queue import QueueSettings, settings_document
 from marq.wire.errors import BrokerUnavailable, ConfigError, UnknownQueue
@@ -201,6 +202,9 @@ class PretendNamespace:
 
     async def consumers(self, queues: Sequence[str], wait_s: float) -> dict[str, int]:
         return {queue: 2 for queue in queues if queue != "reports"}
+
+    def definitions(self) -> Definitions:
+        return Definitions()
 
     def documents(self, queues: Sequence[str]) -> dict[str, dict[str, Any]]:
         return {

@@ -20,9 +20,9 @@ from marq.kafka.role_permissions import Permission, Tools, grants
 from marq.kafka.topics import ensure_topics
 from marq.settings.client import ClientSettings
 from marq_worker.check.examination import Examination
-from marq_worker.check.findings import CheckFinding, Level, exit_code
 from marq_worker.check.permissions import WORKER
 from marq_worker.config.settings import load_client_settings, load_settings
+from marq_worker.findings import CheckFinding, Level, exit_code
 from tests.embedded import kafka_tools
 from tests.worker.harness import Worker, eventually, output_of
 

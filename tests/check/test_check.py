@@ -17,7 +17,7 @@ import marq
 from marq.kafka.role_permissions import ROLES, Permission, ResourceType, Tools, consumer
 from marq.wire.names import Names
 from marq_worker.broker import Certificates, EmbeddedBroker
-from marq_worker.check.findings import Level
+from marq_worker.findings import Level
 from tests.brokers import UNFENCED
 from tests.check.checking import Check, allow, make_topics, obey, read_report
 from tests.embedded import kafka_tools

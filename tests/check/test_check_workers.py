@@ -12,8 +12,8 @@ import marq
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Tick
 from marq.wire.names import Names
-from marq_worker.check.findings import Level
-from marq_worker.check.trackers import STALLED_S
+from marq_worker.findings import Level
+from marq_worker.web.conditions import STALLED_S
 from tests.check.checking import Check, NewWorker, lags
 from tests.unit.core.batches import NEWER
 from tests.worker.harness import LIMIT_SECONDS, Namespace, eventually, make_topic

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import tomllib
 from collections import Counter
 from pathlib import Path
 
@@ -10,7 +9,7 @@ from rich.console import Console
 
 from lab.consumer import demo_outcome
 from lab.demo.progress import Display
-from lab.demo.run import NUMBER_DIGITS, QUEUES, SETTINGS, VALUE_BYTES, DemoPlan, DemoRun, make_value, read_plan
+from lab.demo.run import NUMBER_DIGITS, VALUE_BYTES, DemoPlan, DemoRun, make_value, read_plan
 from lab.program import START_SECONDS
 from marq.settings.client import ClientSettings
 
@@ -34,14 +33,6 @@ def test_every_tenth_message_of_each_queue_is_forgotten_at_its_first_delivery() 
 
 def test_some_fail_twice_and_some_always() -> None:
     assert [outcomes(attempt)[RuntimeError] for attempt in range(1, 6)] == [105, 105, 5, 5, 5]
-
-
-def test_the_checker_knows_the_settings_of_the_queues() -> None:
-    defaults = tomllib.loads(QUEUES)["defaults"]
-    backoff = defaults["backoff"]
-
-    times_ms = [backoff["base"] * 1000, backoff["factor"], backoff["max"] * 1000]
-    assert {"max_attempts": defaults["max_attempts"], "backoff": [*times_ms, backoff["jitter"]]} == SETTINGS
 
 
 def test_sizes_come_from_the_command_line_then_from_the_environment() -> None:

@@ -136,7 +136,7 @@ def quoted() -> list[str]:
 
 def source() -> str:
     worker = ROOT / "marq_worker"
-    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", worker / "handlers" / "stuck_processes.py"
+    elsewhere = ROOT / "marq" / "kafka" / "connection_diagnosis.py", worker / "web" / "conditions.py"
     files = [*sorted((worker / "check").glob("*.py")), *elsewhere]
     text = "".join(file.read_text(encoding="utf-8") for file in files)
     # Literals that follow each other are one, and what stands between braces is a name or a number.

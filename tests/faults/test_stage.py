@@ -10,7 +10,8 @@ import pytest
 
 from lab import stage as stages
 from lab.program import Program, RunError, Worker
-from lab.stage import Stage
+from lab.proof.evidence import EVERYBODY
+from lab.stage import ORDERED, QUEUE, Stage
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"
@@ -39,6 +40,17 @@ async def test_a_program_that_dies_as_told_before_it_is_ready_is_not_waited_for(
         program = await start(stage, f"--die-at={point}")
 
         assert program.has_killed_itself
+
+
+def test_the_checker_gets_the_settings_in_the_definitions_file(tmp_path: Path) -> None:
+    stage = Stage(SERVERS, tmp_path)
+    stage.define(own="delay = 1.5\nlimits = { concurrency = 8 }\n", max_attempts=3)
+
+    told = stage.events[-1]["queues"]
+    plain, ordered = told[QUEUE], told[ORDERED]
+    assert (plain["max_attempts"], plain["backoff"], plain["delay_ms"]) == (3, [100, 2, 200, True, ()], 1_500)
+    assert [(its["ordering"], its["by_key"]) for its in (plain, ordered)] == [("none", True), ("key", True)]
+    assert (told[EVERYBODY]["max_attempts"], told[EVERYBODY]["by_key"]) == (5, False)
 
 
 def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(tmp_path: Path) -> None:

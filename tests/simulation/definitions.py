@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from lab.proof.history import settings_of
 from marq.settings.definitions import DEFAULTS_KEY, Definitions, layer_key
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class QueuesTopic:
         world = self._world
         self.versions.append(self.versions[-1].after(records))
         definitions = self.versions[-1]
-        settings = {queue: _settings(definitions, queue) for queue in ("*", *world.queues)}
+        settings = {queue: settings_of(definitions, queue) for queue in ("*", *world.queues)}
         world.history.add("marq.queues/0", "ok", "settings", version=self.newest, queues=settings)
         for actor in world.living():
             slow = world.hit(world.faults.late_settings)
@@ -51,20 +52,4 @@ class QueuesTopic:
 
     def settings_of(self, queue: str) -> list[dict[str, Any]]:
         """Return all settings that a queue has ever had."""
-        return [_settings(definitions, queue) for definitions in self.versions[1:]]
-
-
-def _settings(definitions: Definitions, queue: str) -> dict[str, Any]:
-    settings = definitions.settings(queue)
-    backoff = settings.backoff
-    return {
-        "max_attempts": settings.max_attempts,
-        "dead_letter": settings.dead_letter,
-        "delivery": settings.delivery,
-        "ordering": settings.ordering,
-        "by_key": settings.by_key,
-        "expires_after_ms": settings.expires_after_ms,
-        "deduplication_window_ms": settings.deduplication_window_ms,
-        "group": definitions.group(queue),
-        "backoff": [backoff.base_ms, backoff.factor, backoff.max_ms, backoff.jitter, backoff.delays_ms],
-    }
+        return [settings_of(definitions, queue) for definitions in self.versions[1:]]

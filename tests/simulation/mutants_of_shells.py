@@ -265,8 +265,8 @@ SHELL_MUTANTS = (
         _HANDLER_POOL,
         "dispatched",
         (
-            ("                    if not await starts.start([message]):\n                        continue\n"),
-            "                    asyncio.ensure_future(starts.start([message]))\n",
+            ("                    if not await self._started([message]):\n                        continue\n"),
+            "                    asyncio.ensure_future(self._started([message]))\n",
         ),
     ),
     mutant(

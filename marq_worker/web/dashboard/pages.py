@@ -96,7 +96,7 @@ class Pages:
             row["consumers"] = counts.get(row["queue"])
         return {
             "complete": statistics["complete"],
-            "alarms": rows_and_alarms.alarms(statistics),
+            "alarms": rows_and_alarms.alarms(statistics, self._namespace.definitions()),
             "totals": {
                 **rows_and_alarms.totals(queue_rows),
                 "p95_seconds": rows_and_alarms.p95_seconds(statistics["handled"].values()),
@@ -129,9 +129,14 @@ class Pages:
         row["consumers"] = None if details["consumers"] is None else len(details["consumers"])
         return {
             **details,
-            "alarms": rows_and_alarms.no_consumer_alarms({name: metrics} if metrics else {})
-            + rows_and_alarms.removed_alarms({name: details["removed_handler"]} if details["removed_handler"] else {})
-            + rows_and_alarms.backlog_alarms(details["backlog"]),
+            "alarms": [
+                *rows_and_alarms.queue_alarms(
+                    {name: metrics} if metrics else {},
+                    {name: details["removed_handler"]} if details["removed_handler"] else {},
+                    self._namespace.definitions(),
+                ),
+                *rows_and_alarms.backlog_alarms(details["backlog"]),
+            ],
             "least": rows_and_alarms.least(details["backlog"]),
             "blocked": metrics["blocked_keys"] if metrics else 0,
             "row": row,
@@ -287,7 +292,7 @@ class Pages:
         statistics = await self._namespace.statistics()
         markers = await self._namespace.markers(statistics)
         return {
-            "checks": rows_and_alarms.checks(statistics, markers),
+            "checks": rows_and_alarms.checks(statistics, markers, self._namespace.definitions()),
             "markers": markers,
             "configuration": self._namespace.configuration(),
         }

@@ -77,7 +77,7 @@ class DashboardQueries:
         self._statistics = statistics
         self._settings = settings
         self._client = client
-        self._definitions = definitions
+        self.definitions = definitions
         self._groups = Groups(client)
         self._index = DeadLetterIndex(client, self._describe)
         self._history = history
@@ -98,11 +98,11 @@ class DashboardQueries:
         return {queue: len(members[group]) for queue, group in group_of.items() if group in members}
 
     def documents(self, queues: Sequence[str]) -> dict[str, dict[str, Any]]:
-        definitions = self._definitions()
+        definitions = self.definitions()
         return {queue: settings_document(definitions.settings(queue)) for queue in queues}
 
     def defined(self) -> Sequence[str]:
-        return list(self._definitions().names())
+        return list(self.definitions().names())
 
     async def known(self, statistics: Mapping[str, Any]) -> Collection[str] | None:
         """Return the queues with a definition or a consumer group.
@@ -140,14 +140,14 @@ class DashboardQueries:
 
     async def queue(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
         """Return settings, partitions and consumers of a queue."""
-        owners, settings = self._statistics.worker.owners, self._definitions().settings(name)
+        owners, settings = self._statistics.worker.owners, self.definitions().settings(name)
         local = {
             "sources": await sources_of(owners, name),
             "blocked_keys": await blocked_keys(owners, name, settings, self._statistics.redaction),
         }
         if query.get("scope") == "worker":
             return local
-        group, definitions = self._group(name), self._definitions()
+        group, definitions = self._group(name), self.definitions()
         topic = settings.topic or self._client.names.messages
         (complete, answers), ends, committed, markers, members, statistics = await asyncio.gather(
             self._statistics.of_others(f"api/queues/{path_segment(name)}", {}),
@@ -189,7 +189,7 @@ class DashboardQueries:
 
     async def waiting(self, queue: str, limit: int, search: WaitingSearch) -> dict[str, Any]:
         """Return the waiting messages of a queue that a search asks for, and what was ``searched``."""
-        definitions = self._definitions()
+        definitions = self.definitions()
         settings, redaction = definitions.settings(queue), self._statistics.redaction
         found = await Inspector(self._client, definitions).search(
             queue, limit, MAX_SCANNED, search.fitting(redaction), search.order(), SEARCH_LIMIT_S
@@ -203,7 +203,7 @@ class DashboardQueries:
 
         Raises UnknownQueue. If that can't be determined, the queue counts as known.
         """
-        definitions = self._definitions()
+        definitions = self.definitions()
         names = {*definitions.names(), *(self._index.counts() or ())}
         if queue in names:
             return
@@ -231,7 +231,7 @@ class DashboardQueries:
     async def message(self, message_id: str, queue: str, since_ms: int | None) -> dict[str, Any]:
         """Return a message like :meth:`TimelineReader.message`, with its current state (``now``; None if not open)."""
         ends, redaction = await self._groups.ends(self._client.names.markers), self._statistics.redaction
-        reader = TimelineReader(self._client, self._definitions(), len(ends), redaction, self._names_of_holders)
+        reader = TimelineReader(self._client, self.definitions(), len(ends), redaction, self._names_of_holders)
         # Clients of the SQS endpoint know messages by other ids.
         story = await reader.message(readable_id(message_id, self._client.names.messages), queue, since_ms)
         now = await self.open_message({"place": last_place(story["events"]) or story["id"], "queue": story["queue"]})
@@ -321,7 +321,7 @@ class DashboardQueries:
         return {queue for group in groups if (queue := self._client.names.owner_of_group(group))}
 
     def _group(self, queue: str) -> str:
-        return self._definitions().consumer_group(queue, self._client.names)
+        return self.definitions().consumer_group(queue, self._client.names)
 
     async def _names_of_holders(self, queue: str) -> Mapping[str, str]:
         return names_of_holders(await self._members_of(queue))

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from marq.core.storage.handling_times import quantile_ms
+from marq.settings.definitions import Definitions
 from marq_worker.backlog.consumer_watch import has_no_consumer
-from marq_worker.handlers.handler_watch import removed
-from marq_worker.handlers.stuck_processes import quiet_workers, stuck_processes
+from marq_worker.findings import CheckFinding, capitalized
 from marq_worker.queue_states import STATES, is_listed, open_breakers, queue_state
-from marq_worker.web.dashboard.rendering import age
-from marq_worker.web.partition_statistics import empty_metrics, recreated
+from marq_worker.web import conditions
+from marq_worker.web.conditions import NAMED
+from marq_worker.web.partition_statistics import empty_metrics
 
 PAGE_ROWS = 100
 
@@ -40,8 +41,6 @@ QUANTILES: Mapping[str, float] = {"p50_seconds": 0.5, "p95_seconds": 0.95, "p99_
 _SUMS = ("in_flight", "delayed", "dead_letters", "acquired_per_second", "acked_per_second", "redelivered_per_second")
 _COUNTED = ("waiting", "arrived_per_second")
 _AGES = ("oldest_seconds", "oldest_waiting_seconds")
-#: Queues that one alarm names.
-_NAMED = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,56 +176,35 @@ def totals(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def alarms(metrics: Mapping[str, Any]) -> list[str]:
+def alarms(metrics: Mapping[str, Any], definitions: Definitions) -> list[str]:
+    workers = metrics["workers"]
     texts = [
-        f"Markers partition {part['partition']} is stopped: {part['alarm']}"
-        for worker in metrics["workers"]
-        for part in worker["partitions"]
-        if part["alarm"]
+        *_sentences(conditions.stopped_partitions(workers)),
+        *_sentences(conditions.open_circuit_breakers(workers)),
+        *_sentences(conditions.blocked_handlers(workers)),
+        *_sentences(conditions.quiet_workers(workers)),
+        *queue_alarms(metrics["queues"], metrics["removed_handlers"], definitions),
+        *_sentences(conditions.recreated_topics(metrics["recreated_topics"])[:NAMED]),
     ]
-    texts += [
-        f"The circuit breaker of {queue} is {state}: its handler keeps failing"
-        for queue, state in sorted(open_breakers(metrics["workers"]).items())
-    ]
-    texts += [f"Group {process.group}: {process.found}." for process in stuck_processes(metrics["workers"])]
-    if quiet := quiet_workers(metrics["workers"]):
-        texts.append(f"Quiet workers, which take no more messages: {', '.join(quiet)}.")
-    texts += no_consumer_alarms(metrics["queues"])
-    texts += removed_alarms(metrics["removed_handlers"])
-    texts += [f"Queue {topic['queue']}: {recreated(**topic)}." for topic in metrics["recreated_topics"][:_NAMED]]
-    missing = [worker["url"] for worker in metrics["workers"] if not worker["answered"]]
+    missing = [worker["url"] for worker in workers if not worker["answered"]]
     if not metrics["complete"]:
         why = f"no response from {', '.join(missing)}" if missing else "the workers can't be listed now"
         texts.append(f"Metrics are incomplete: {why}.")
     return texts + backlog_alarms(metrics["backlog"])
 
 
-def without_consumer(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return the queues with waiting messages and no consumer, those with the oldest message first."""
-    queue_names = [queue for queue, row in queues.items() if has_no_consumer(row)]
-    return sorted(queue_names, key=lambda queue: (-queues[queue]["oldest_waiting_seconds"], queue))
-
-
-def no_consumer_alarms(queues: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one alarm for each queue without a consumer, and one that counts the queues beyond the named ones."""
-    queue_names = without_consumer(queues)
-    alarms = [
-        f"Queue {queue} has no consumer: {_messages(queues[queue]['waiting'])},"
-        f" the oldest for {age(queues[queue]['oldest_waiting_seconds'])}."
-        for queue in queue_names[:_NAMED]
-    ]
-    more = len(queue_names) - _NAMED
-    return [*alarms, f"{more:,} more queues with waiting messages have no consumer."] if more > 0 else alarms
-
-
-def removed_alarms(removed_handlers: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def queue_alarms(
+    queues: Mapping[str, Mapping[str, Any]], removed: Mapping[str, Mapping[str, Any]], definitions: Definitions
+) -> list[str]:
+    """Return why messages of queues wait."""
     return [
-        f"Queue {queue}: {removed(queue, **report)}." for queue, report in sorted(removed_handlers.items())[:_NAMED]
+        *_sentences(conditions.without_consumer(conditions.backlogs(queues, removed), definitions)),
+        *_sentences(conditions.removed_handlers(removed)[:NAMED]),
     ]
 
 
-def _messages(count: int) -> str:
-    return "1 message waits" if count == 1 else f"{count:,} messages wait"
+def _sentences(findings: Iterable[CheckFinding]) -> list[str]:
+    return [f"{capitalized(finding.subject)}: {finding.found}." for finding in findings]
 
 
 def backlog_alarms(backlog: Mapping[str, Any]) -> list[str]:
@@ -249,60 +227,52 @@ def least(backlog: Mapping[str, Any]) -> str:
     return "" if backlog["complete"] else "\N{GREATER-THAN OR EQUAL TO} "
 
 
-def checks(metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def checks(
+    metrics: Mapping[str, Any], markers: Sequence[Mapping[str, Any]], definitions: Definitions
+) -> list[dict[str, Any]]:
     """Return the checks of the health page: ``ok``, ``what``, ``found``, and ``advice``."""
-    parts = [part for worker in metrics["workers"] for part in worker["partitions"]]
+    workers, removed = metrics["workers"], metrics["removed_handlers"]
+    parts = [part for worker in workers for part in worker["partitions"]]
     owners = sum(part["state"] == "owner" for part in parts)
-    jumps = [part for part in parts if part["clock_jump_ms"]]
     quarantined = sum(part["quarantined"] for part in parts)
     late = max((part["lateness_p99_ms"] or 0 for part in parts), default=0)
     behind = max((part["lag"] or 0 for part in markers), default=0)
-    stopped = [part["partition"] for part in parts if part["alarm"]]
-    unowned = [part["partition"] for part in markers if part["owner"] is None]
-    opened = open_breakers(metrics["workers"])
-    answered = sum(worker["answered"] for worker in metrics["workers"])
-    stuck, quiet = stuck_processes(metrics["workers"]), quiet_workers(metrics["workers"])
-    # Their handlers have a process.
-    handled = frozenset[str]().union(*(process.queues for process in stuck))
-    unread = [queue for queue in without_consumer(metrics["queues"]) if queue not in handled]
-    removed_handlers = sorted(metrics["removed_handlers"])
+    unowned = [str(part["partition"]) for part in markers if part["owner"] is None]
+    answered = sum(worker["answered"] for worker in workers)
+    # A stuck process will handle their messages.
+    handled = {queue for _, process in conditions.stuck_processes(workers) for queue in process["queues"]}
+    queues = {queue: row for queue, row in metrics["queues"].items() if queue not in handled}
+    backlogs = conditions.backlogs(queues, removed)
     rows = (
-        (metrics["complete"], "workers respond", f"{answered} of {len(metrics['workers'])}",
+        (metrics["complete"], "workers respond", f"{answered} of {len(workers)}",
          "For the others, run marq check"),
         (bool(parts), "a tracker runs", f"{owners} of {len(parts)} partitions have an owner that works",
-         "Start a worker: marq worker" if answered == len(metrics["workers"])
+         "Start a worker: marq worker" if answered == len(workers)
          else "A worker does not respond; it may be stopped or blocked: run marq check"),
-        (not unowned, "each markers partition has an owner", f"{_listed(unowned)} have none" if unowned else "all have",
+        (not unowned, "each markers partition has an owner",
+         f"partitions {', '.join(unowned)} have none" if unowned else "all have",
          "A rebalance may be running; if this persists, run marq check"),
-        (not stopped, "no partition is stopped", _listed(stopped) or "none",
-         "See the alarm on the overview for the reason and the command to run"),
         (behind < 100_000, "trackers keep up", f"at most {behind:,} marker records behind",
          "Start more workers; otherwise, messages may be redelivered late"),
         (late < 5_000, "leases and delays expire on time", f"99% within {late:,} ms",
          "If no worker ran for a while, wait: this is of the last 10 min. Otherwise, check the workers' CPU load"),
-        (not jumps, "the broker's clock is steady", _listed([part["partition"] for part in jumps]) or "no jumps",
-         "Synchronize the brokers' clocks with NTP"),
         (not quarantined, "all markers can be read", f"{quarantined:,} quarantined",
          "Find the client that writes invalid markers: see the quarantine topic"),
-        (not opened, "no circuit breaker is open", ", ".join(sorted(opened)) or "none",
-         "Repair the service that the handlers of these queues call"),
-        (not stuck, "handler processes run their event loops",
-         "; ".join(process.found for process in stuck) or "all do",
-         ". ".join({process.advice[:1].upper() + process.advice[1:]: None for process in stuck})),
-        (not quiet, "no worker is quiet", ", ".join(quiet) or "none",
-         "Let them take messages again on the page of workers, or with SIGCONT; or stop them"),
-        (not unread, "queues with waiting messages have consumers", _without(unread) or "all have",
-         "Start the consumers or handlers of these queues, or purge them"),
-        (not removed_handlers, "published handlers run in a worker", ", ".join(removed_handlers) or "all do",
-         "The pages of these queues say which module is missing, and when its handlers expire"),
+        _judged("no partition is stopped", conditions.stopped_partitions(workers), "none"),
+        _judged("the broker's clock is steady", conditions.clock_jumps(workers), "no jumps"),
+        _judged("no circuit breaker is open", conditions.open_circuit_breakers(workers), "none"),
+        _judged("handler processes run their event loops", conditions.blocked_handlers(workers), "all do"),
+        _judged("no worker is quiet", conditions.quiet_workers(workers), "none"),
+        _judged("queues with waiting messages have consumers", conditions.without_consumer(backlogs, definitions),
+                "all have"),
+        _judged("published handlers run in a worker", conditions.removed_handlers(removed), "all do"),
     )  # fmt: skip
     return [{"ok": bool(ok), "what": what, "found": found, "advice": advice} for ok, what, found, advice in rows]
 
 
-def _without(queues: Sequence[str]) -> str:
-    more = f" and {len(queues) - _NAMED:,} more" if len(queues) > _NAMED else ""
-    return f"{', '.join(queues[:_NAMED])}{more} {'has' if len(queues) == 1 else 'have'} none" if queues else ""
-
-
-def _listed(partitions: Sequence[int]) -> str:
-    return f"partitions {', '.join(map(str, partitions))}" if partitions else ""
+def _judged(what: str, findings: Iterable[CheckFinding], fine: str) -> tuple[bool, str, str, str]:
+    """Return the check that there are no such findings; several may have the same advice."""
+    listed = list(findings)
+    found = "; ".join(f"{finding.subject}: {finding.found}" for finding in listed)
+    advice = dict.fromkeys(capitalized(finding.advice) for finding in listed if finding.advice)
+    return not listed, what, found or fine, ". ".join(advice)

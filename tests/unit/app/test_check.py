@@ -17,14 +17,16 @@ from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
 from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
-from marq_worker.check.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
 from marq_worker.check.machine import judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
 from marq_worker.check.queues import judge_limits, judge_priorities
 from marq_worker.check.topics import judge_missing, judge_topics
-from marq_worker.check.trackers import Page, judge_members, judge_pages
+from marq_worker.check.trackers import judge_members
 from marq_worker.client_id import Identity
 from marq_worker.config.settings import AppSettings, Role
+from marq_worker.findings import CheckFinding, Level, exit_code, fine, problem, report, warning
+from marq_worker.web.conditions import judge_workers
+from marq_worker.web.statistics import namespace_statistics, worker_statistics
 from tests.unit.app.definitions import in_file
 
 NAMES = Names("shop")
@@ -244,17 +246,23 @@ def partition(**metrics: Any) -> Mapping[str, Any]:
     return {"partition": 3, "state": "owner", "alarm": "", "clock_jump_ms": 0, "lag": 0, "applied_offset": 7, **metrics}
 
 
-def test_pages_without_alarms_say_nothing() -> None:
-    assert judge_pages([Page("http://a", [partition(), partition()])]) == []
+def worker(url: str = "http://a", *partitions: Mapping[str, Any], **statistics: Any) -> dict[str, Any]:
+    return worker_statistics(url, {"partitions": list(partitions), **statistics})
+
+
+def judged(*workers: dict[str, Any], partitions: int = 0) -> list[CheckFinding]:
+    return judge_workers(namespace_statistics(workers, settled=True), partitions)
+
+
+def test_workers_without_alarms_say_nothing() -> None:
+    assert judged(worker("http://a", partition(), partition())) == []
 
 
 def test_a_handler_that_no_worker_runs_is_a_warning_by_the_worker_that_has_watched_longest() -> None:
     reports = [{"emails": {"handler": "mail:send", "seconds": seconds}} for seconds in (370.0, 620.0)]
-    pages = [
-        Page(f"http://{name}", [], {"removed_handlers": report}) for name, report in zip("ab", reports, strict=True)
-    ]
+    workers = [worker(f"http://{name}", removed_handlers=report) for name, report in zip("ab", reports, strict=True)]
 
-    [found] = judge_pages([*pages, Page("http://of-an-older-version", [])])
+    [found] = judged(*workers, worker("http://of-an-older-version"))
 
     assert (found.level, found.subject) == (Level.WARNING, "queue emails")
     assert "no worker has run its handler mail:send for 10 min" in found.found
@@ -269,8 +277,8 @@ def test_a_handler_that_blocks_its_event_loop_is_a_problem_once_it_makes_its_wor
     blocked = process | {"blocked_by": "handler mail:send of queue letters"}
     runs, ended = process | {"blocked_seconds": 0.0}, process | {"pid": None}
 
-    [named] = judge_pages([Page("http://a", [], {"handlers": [blocked, runs, ended]}), Page("http://b", [])])
-    [unnamed] = judge_pages([Page("http://of-an-older-version", [], {"handlers": [process]})])
+    [named] = judged(worker(handlers=[blocked, runs, ended]), worker("http://b"))
+    [unnamed] = judged(worker("http://of-an-older-version", handlers=[process]))
 
     assert (named.level, unnamed.level) == (level, level)
     assert named.subject == "group mail"
@@ -283,7 +291,7 @@ def test_a_handler_that_blocks_its_event_loop_is_a_problem_once_it_makes_its_wor
 def test_a_stopped_handler_process_is_a_problem_from_its_first_second() -> None:
     process = {"group": "mail", "queues": ["letters"], "pid": 7, "blocked_seconds": 0.0, "stopped": True}
 
-    [found] = judge_pages([Page("http://a", [], {"handlers": [process]})])
+    [found] = judged(worker(handlers=[process]))
 
     assert (found.level, found.subject) == (Level.PROBLEM, "group mail")
     assert found.found == (
@@ -294,23 +302,32 @@ def test_a_stopped_handler_process_is_a_problem_from_its_first_second() -> None:
 
 def test_a_quiet_worker_is_a_warning() -> None:
     process = {"group": "mail", "queues": ["letters"], "pid": 7, "blocked_seconds": 0.0}
-    pages = [
-        Page("http://a", [], {"handlers": [process | {"quiet": False}, process | {"quiet": True}]}),
-        Page("http://b", [], {"handlers": [process | {"quiet": False}]}),
+    workers = [
+        worker("http://a", handlers=[process | {"quiet": False}, process | {"quiet": True}]),
+        worker("http://b", handlers=[process | {"quiet": False}]),
         # Of an older version.
-        Page("http://c", [], {"handlers": [process]}),
+        worker("http://c", handlers=[process]),
     ]
 
-    [finding] = judge_pages(pages)
+    [finding] = judged(*workers)
 
     assert (finding.level, finding.subject) == (Level.WARNING, "worker http://a")
     assert "takes no more messages" in finding.found
     assert "SIGCONT" in finding.advice
 
 
+def test_an_open_circuit_breaker_is_a_warning() -> None:
+    process = {"group": "mail", "pid": 7, "breakers": {"emails": {"state": "open"}, "letters": {"state": "closed"}}}
+
+    [finding] = judged(worker(handlers=[process]))
+
+    assert (finding.level, finding.subject) == (Level.WARNING, "queue emails")
+    assert finding.found == "its circuit breaker is open, because its handler keeps failing"
+
+
 def test_a_worker_that_accepts_connections_and_does_not_answer_may_be_stopped() -> None:
-    [unreachable] = judge_pages([Page("http://a")])
-    [silent] = judge_pages([Page("http://a", silent=True)])
+    [unreachable] = judged(worker_statistics("http://a", None))
+    [silent] = judged(worker_statistics("http://a", None) | {"silent": True})
 
     assert "MARQ_WEB_BIND" in unreachable.advice
     assert (silent.level, silent.subject) == (Level.WARNING, "worker http://a")
@@ -331,44 +348,43 @@ async def test_a_process_that_only_listens_is_silent_and_a_free_port_is_not(monk
     monkeypatch.setattr(examination, "PAGE_LIMIT_S", 0.05)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        silent = await examination._page(url, {})
+        silent = await examination._worker(url, {})
 
     # Refused at once, but on a busy machine not within the short limit above.
     monkeypatch.setattr(examination, "PAGE_LIMIT_S", 60.0)
     monkeypatch.setattr(examination, "CONNECT_LIMIT_S", 60.0)
-    assert silent == Page(url, silent=True)
-    assert await examination._page(url, {}) == Page(url)
+    assert silent == worker_statistics(url, None) | {"silent": True}
+    assert await examination._worker(url, {}) == worker_statistics(url, None)
 
 
 def test_a_topic_that_was_created_again_is_a_warning() -> None:
     reports = [[{"queue": "orders", "topic": "sales", "seconds": seconds}] for seconds in (370.0, 620.0)]
-    pages = [
-        Page(f"http://{name}", [], {"recreated_topics": report}) for name, report in zip("ab", reports, strict=True)
-    ]
+    workers = [worker(f"http://{name}", recreated_topics=report) for name, report in zip("ab", reports, strict=True)]
 
-    [found] = judge_pages([*pages, Page("http://of-an-older-version", [])])
+    [found] = judged(*workers, worker("http://of-an-older-version"))
 
     assert (found.level, found.subject) == (Level.WARNING, "queue orders")
     assert "its topic sales was deleted and created again, noticed 6 min ago" in found.found
 
 
 def test_an_alarm_is_a_problem_and_a_jump_of_the_clock_a_warning() -> None:
-    alarm, jump = judge_pages([Page("http://a", [partition(alarm="gone", clock_jump_ms=7_000)])])
+    alarm, jump = judged(worker("http://a", partition(alarm="gone", clock_jump_ms=7_000)))
 
     assert (alarm.level, alarm.subject, alarm.found) == (Level.PROBLEM, "markers partition 3", "stalled: gone")
     assert (jump.level, jump.found) == (Level.WARNING, "the broker's clock jumped by 7 s, as seen by http://a")
 
 
 def test_partitions_without_an_owner_are_named() -> None:
-    recovering = [Page("http://a", [partition(state="recovering")])]
-    [found] = judge_pages(recovering)
+    recovering = worker("http://a", partition(state="recovering"))
+    [found] = judged(recovering)
     assert (found.level, found.subject) == (Level.WARNING, "markers partition 3")
     assert found.found == "it is recovering at http://a; until it has an owner, its leases do not expire"
 
-    [_, missing] = judge_pages([*recovering, Page("http://b", [])], 5)
+    [_, missing] = judged(recovering, worker("http://b"), partitions=5)
     assert (missing.level, missing.found) == (Level.WARNING, "no worker owns 0, 1, 2, 4")
     # A worker that does not answer may own them.
-    assert not [finding for finding in judge_pages([Page("http://a")], 5) if "owns" in finding.found]
+    [silent] = judged(worker_statistics("http://a", None), partitions=5)
+    assert silent.subject == "worker http://a"
 
 
 # --- clock ------------------------------------------------------------------------------------------------------------

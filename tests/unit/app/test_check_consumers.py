@@ -23,15 +23,16 @@ from marq_worker.check.consumers import (
     judge_partitions,
     judge_reading,
     judge_retention,
-    told_by,
     unhandled,
     with_large_messages,
 )
 from marq_worker.check.examination import MAX_GROUPS, Examination
-from marq_worker.check.findings import CheckFinding, Level
 from marq_worker.check.permissions import WORKER
-from marq_worker.check.trackers import STALLED_S, Page, judge_pages
 from marq_worker.config.settings import AppSettings
+from marq_worker.findings import CheckFinding, Level
+from marq_worker.web.conditions import STALLED_S, backlogs, judge_workers
+from marq_worker.web.partition_statistics import empty_metrics
+from marq_worker.web.statistics import namespace_statistics, worker_statistics
 from tests.unit.app.definitions import in_file
 
 CLIENT = ClientSettings.read("kafka:9092", {"prefix": "shop", "partitions": 4}, environment={})
@@ -149,7 +150,8 @@ def test_a_markers_partition_has_stalled_only_when_its_worker_has_read_nothing_o
             "lag": 1,
             "stalled_seconds": stalled_s,
         }
-        return judge_pages([Page("http://a", [part])])
+        workers = [worker_statistics("http://a", {"partitions": [part]})]
+        return judge_workers(namespace_statistics(workers, settled=True))
 
     # On a busy machine a record may not have been read for some seconds.
     assert judge(STALLED_S - 1) == []
@@ -162,17 +164,9 @@ def test_a_markers_partition_has_stalled_only_when_its_worker_has_read_nothing_o
 @pytest.mark.parametrize(("removed", "warned"), [({}, True), ({"emails": {"handler": "a:b", "seconds": 400.0}}, False)])
 def test_a_queue_whose_handler_was_removed_is_not_called_stalled(removed: Mapping[str, Any], warned: bool) -> None:
     waits = {"waiting": 3, "oldest_waiting_seconds": 500.0, "idle_seconds": 500.0, "no_consumer_seconds": 0.0}
-    answer = {
-        "partitions": [{"partition": 0}],
-        "backlog": {"complete": True, "uncounted": 0, "unknown": 0},
-        "queues": {"emails": waits},
-        "removed_handlers": removed,
-    }
+    listed = backlogs({"emails": empty_metrics() | waits}, removed)
 
-    backlogs = told_by([answer], everyone=True)
-
-    assert backlogs is not None
-    [finding] = judge_backlogs(in_file(emails={}), backlogs, [])
+    [finding] = judge_backlogs(in_file(emails={}), listed, [])
     assert ("have received no message" in finding.found) is warned
 
 
@@ -180,7 +174,7 @@ def test_a_queue_with_messages_that_are_too_large_names_one_of_their_records() -
     place = "orders/0/17 has 3145736 bytes, and a marker has room for 1108916"
     dead = {CountKey("orders", f"too large: {place}"): 1, CountKey("orders", "too large: orders/0/9"): 2}
 
-    assert with_large_messages([{"queues": {"orders": {"too_large": 3}, "emails": {"too_large": 0}}}]) == ["orders"]
+    assert with_large_messages({"orders": {"too_large": 3}, "emails": {"too_large": 0}}) == ["orders"]
     [finding] = judge_large_messages(dead)
 
     assert (finding.level, finding.subject) == (Level.WARNING, "queue orders")
@@ -192,7 +186,7 @@ def test_messages_whose_records_are_gone_have_a_finding_of_their_own() -> None:
     gone = "lost, because the record is gone: orders/0/17 was removed before the tracker could copy it"
     dead = {CountKey("orders", gone): 1, CountKey("orders", "too large: orders/0/9"): 2}
 
-    assert with_large_messages([{"queues": {"orders": {"gone": 1}, "emails": {"gone": 0}}}]) == ["orders"]
+    assert with_large_messages({"orders": {"gone": 1}, "emails": {"gone": 0}}) == ["orders"]
     large, lost = judge_large_messages(dead)
 
     assert (large.found, lost.found) == ("2 messages were too large: orders/0/9", f"1 message was {gone}")
@@ -207,7 +201,7 @@ def test_without_dead_letters_there_is_no_finding_about_messages_that_are_too_la
 def test_handlers_whose_process_keeps_ending_are_not_called_missing() -> None:
     """To start one more worker would not help."""
     process = {"group": "handlers", "pid": None, "starts": 3}
-    ended = ended_processes([{"handlers": [process]}, {"handlers": [{**process, "pid": 7, "starts": 1}]}, {}], NAMES)
+    ended = ended_processes([{"handlers": [process]}, {"handlers": [{**process, "pid": 7, "starts": 1}]}], NAMES)
     group = NAMES.named_group("handlers")
     defined = in_file(emails={"handler": "a:b"})
 

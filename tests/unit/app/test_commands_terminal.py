@@ -14,10 +14,10 @@ import pytest
 
 from marq.settings.client import ClientSettings
 from marq.wire.errors import ConfigError, MarqError, MessageTooLarge
-from marq_worker.check.findings import problem
 from marq_worker.commands import send
 from marq_worker.commands.command import BROKEN_PIPE, INTERRUPTED, Interrupted, ending
 from marq_worker.commands.confirmation import confirm, typing
+from marq_worker.findings import problem
 from tests.terminal import Terminal
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -15,6 +15,7 @@ from aiokafka import ConsumerRecord
 from marq.core.storage.handling_times import BOUNDS_MS
 from marq.dead_letters.dead_letters import Redriven
 from marq.kafka.topics import Topics
+from marq.settings.definitions import Definitions
 from marq.wire.error_texts import with_traceback
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.marker_codec import encode
@@ -136,9 +137,13 @@ def found(counted: bool = False, **queues: dict[str, float]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def alarms_of(metrics: dict[str, Any]) -> list[str]:
+    return rows_and_alarms.alarms(metrics, Definitions())
+
+
 def check_of(metrics: dict[str, Any], subject: str) -> dict[str, Any]:
     """Return the check of the page of health whose name contains the subject."""
-    [check] = [check for check in rows_and_alarms.checks(metrics, []) if subject in check["what"]]
+    [check] = [check for check in rows_and_alarms.checks(metrics, [], Definitions()) if subject in check["what"]]
     return dict(check)
 
 
@@ -176,12 +181,15 @@ def test_queues_without_consumers_are_alarms_and_wrong_on_the_page_of_health() -
     many = {f"queue-{number:02}": NOBODY | {"oldest_waiting_seconds": 100.0 + number} for number in range(12)}
     metrics = found(counted=True, one=WAITS, **many)
 
-    alarms, check = rows_and_alarms.alarms(metrics), check_of(metrics, "consumers")
+    alarms, check = alarms_of(metrics), check_of(metrics, "consumers")
 
-    assert alarms[0] == "Queue queue-11 has no consumer: 500 messages wait, the oldest for 1 min 51 s."
-    assert alarms[-1] == "2 more queues with waiting messages have no consumer."
+    assert alarms[0] == "Queue queue-11: has no consumer; 500 messages wait, the oldest for 1 m 51 s."
+    assert alarms[-1] == "Queues: 2 more have waiting messages and no consumer."
     assert len(alarms) == 11
-    assert (check["ok"], check["found"].endswith("and 2 more have none")) == (False, True)
+    assert (check["ok"], check["found"].endswith("queues: 2 more have waiting messages and no consumer")) == (
+        False,
+        True,
+    )
     check = check_of(found(one=WAITS), "consumers")
     assert (check["ok"], check["found"]) == (True, "all have")
 
@@ -190,23 +198,23 @@ def test_a_handler_that_blocks_its_event_loop_is_an_alarm_and_wrong_on_the_page_
     blocked = worker_with(PROCESS | {"blocked_seconds": 4.0, "blocked_by": "handler mail:send of queue emails"})
     healthy = worker_with(PROCESS)
 
-    alarm, *_ = rows_and_alarms.alarms(blocked)
+    alarm, *_ = alarms_of(blocked)
     wrong, right = (check_of(metrics, "event loops") for metrics in (blocked, healthy))
 
     said = "handler mail:send of queue emails has blocked the event loop of handler process 7 of http://a for 4 s"
     assert alarm == f"Group mail: {said}."
-    assert (wrong["ok"], wrong["found"]) == (False, said)
+    assert (wrong["ok"], wrong["found"]) == (False, f"group mail: {said}")
     assert "asyncio.to_thread" in wrong["advice"]
     assert (right["ok"], right["found"]) == (True, "all do")
-    assert not rows_and_alarms.alarms(healthy)
+    assert not alarms_of(healthy)
 
 
 def test_the_page_of_health_does_not_ask_for_another_worker_while_one_is_stopped() -> None:
     [worker] = worker_with(PROCESS | {"stopped": True})["workers"]
-    silent = {"url": "http://b", "answered": False, "partitions": []}
+    silent = {"url": "http://b", "answered": False, "partitions": [], "handlers": []}
     metrics = found(counted=True, emails=NOBODY) | {"workers": [worker, silent]}
 
-    checks = {check["what"]: check for check in rows_and_alarms.checks(metrics, [])}
+    checks = {check["what"]: check for check in rows_and_alarms.checks(metrics, [], Definitions())}
 
     stopped = checks["handler processes run their event loops"]
     assert (stopped["ok"], stopped["advice"].startswith("Resume it on that machine with kill -CONT 7")) == (False, True)
@@ -220,9 +228,14 @@ def test_a_quiet_worker_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
 
     checks = [check_of(metrics, "quiet") for metrics in (quiet, others)]
 
-    assert rows_and_alarms.alarms(quiet) == ["Quiet workers, which take no more messages: http://a."]
-    assert rows_and_alarms.alarms(others) == []
-    assert [(check["ok"], check["found"]) for check in checks] == [(False, "http://a"), (True, "none")]
+    assert alarms_of(quiet) == [
+        "Worker http://a: it is quiet: its running handlers continue, but it takes no more messages."
+    ]
+    assert alarms_of(others) == []
+    assert [(check["ok"], check["found"]) for check in checks] == [
+        (False, "worker http://a: it is quiet: its running handlers continue, but it takes no more messages"),
+        (True, "none"),
+    ]
 
 
 def test_messages_that_are_late_because_no_worker_ran_are_not_blamed_on_the_workers() -> None:
@@ -235,7 +248,7 @@ def test_messages_that_are_late_because_no_worker_ran_are_not_blamed_on_the_work
 
 
 def test_a_topic_that_was_created_again_is_an_alarm() -> None:
-    [alarm] = rows_and_alarms.alarms(
+    [alarm] = alarms_of(
         found(orders={}) | {"recreated_topics": [{"queue": "orders", "topic": "sales", "seconds": 61.0}]}
     )
 
@@ -248,14 +261,14 @@ def test_a_topic_that_was_created_again_is_an_alarm() -> None:
 def test_a_handler_that_no_worker_runs_is_an_alarm_and_wrong_on_the_page_of_health() -> None:
     metrics = found(emails={}) | {"removed_handlers": {"emails": {"handler": "mail.work:send", "seconds": 420.0}}}
 
-    [alarm], check = rows_and_alarms.alarms(metrics), check_of(metrics, "published handlers")
+    [alarm], check = alarms_of(metrics), check_of(metrics, "published handlers")
 
     assert alarm == (
         "Queue emails: no worker has run its handler mail.work:send for 7 min. Start a worker with the module mail.work"
         " in MARQ_HANDLERS. If the handler was removed, consumers may serve the queue in 8 min, or after"
         " `marq queue emails --forget`."
     )
-    assert (check["ok"], check["found"]) == (False, "emails")
+    assert (check["ok"], f"Q{check['found'][1:]}.") == (False, alarm)
     check = check_of(found(emails={}), "published handlers")
     assert (check["ok"], check["found"]) == (True, "all do")
 
@@ -281,12 +294,12 @@ def test_a_backlog_that_is_not_complete_is_said() -> None:
     metrics = found(counted=True)
     metrics["backlog"] |= {"complete": False, "uncounted": 12_000}
 
-    assert rows_and_alarms.alarms(metrics) == ["The backlog is still being counted: 12,000 records are left to read."]
+    assert alarms_of(metrics) == ["The backlog is still being counted: 12,000 records are left to read."]
     assert rows_and_alarms.least(metrics["backlog"]) == "≥ "
 
     metrics["backlog"] |= {"uncounted": 0, "switched_off": 1, "trouble": ["topic orders can't be read: no right"]}
 
-    assert rows_and_alarms.alarms(metrics) == [
+    assert alarms_of(metrics) == [
         "The backlog is incomplete: topic orders can't be read: no right.",
         "The backlog is incomplete: 1 workers do not count (MARQ_COUNT_WAITING).",
     ]

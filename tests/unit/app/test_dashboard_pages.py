@@ -142,7 +142,7 @@ async def test_a_page_says_that_a_worker_did_not_answer_and_which_partition_is_s
 
     overview, health = [await (await client.get(address)).text() for address in ("/", "/health")]
 
-    assert "Markers partition 1 is stopped: its retention has removed markers" in overview
+    assert "Markers partition 1: stalled: its retention has removed markers" in overview
     assert "no response from http://10.0.0.8:6066" in overview
     assert health.count('class="state wrong"') == 2
 
@@ -172,7 +172,7 @@ async def test_the_page_of_a_queue_says_that_its_handler_may_have_been_removed(
         assert "no worker has run its handler mail:send" in await (await client.get(address)).text()
     health = await (await client.get("/health")).text()
     assert "published handlers run in a worker" in health
-    assert "which module is missing" in health
+    assert "Start a worker with the module mail in MARQ_HANDLERS" in health
 
 
 async def test_the_page_of_a_queue_with_ordering_lists_its_blocked_keys(client: Client) -> None:

@@ -16,7 +16,7 @@ from marq.version import VERSION
 from marq_worker.owner.tracker_owners import TrackerOwners
 from marq_worker.process_usage import UNKNOWN, ProcessUsage, Usage, is_stopped, usage_of
 from marq_worker.web.partition_statistics import Statistics
-from marq_worker.web.statistics import NamespaceStatistics, _worker
+from marq_worker.web.statistics import NamespaceStatistics, worker_statistics
 
 CHILD = 4711
 
@@ -72,7 +72,7 @@ def test_a_worker_reports_its_process_and_nothing_is_known_of_one_of_an_older_ve
     worker = Statistics(TrackerOwners("markers"))
 
     told = NamespaceStatistics(Mock(), worker, group, lambda: handlers, usage=machine.usage).local()
-    older = _worker(URL("http://there:1"), {"queues": {}, "partitions": []})
+    older = worker_statistics(URL("http://there:1"), {"queues": {}, "partitions": []})
 
     assert (told["process"]["version"], told["process"]["memory_bytes"]) == (VERSION, 7 << 20)
     assert [process["memory_bytes"] for process in told["handlers"]] == [7 << 20, None]

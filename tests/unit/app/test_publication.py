@@ -12,9 +12,9 @@ from marq.settings.definitions import Definitions
 from marq.testing import Broker
 from marq.wire.errors import ConfigError
 from marq.wire.names import Names
-from marq_worker.check.findings import Level
 from marq_worker.check.queues import judge_file, look_at_file
 from marq_worker.config.queues import QueuesFile
+from marq_worker.findings import Level
 from marq_worker.publication import check_topics, differences, publish
 from tests.unit.app.definitions import defined
 

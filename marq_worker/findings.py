@@ -1,4 +1,4 @@
-"""Findings of an examination: what is wrong, what is expected, and what to do."""
+"""Findings about a namespace: what is wrong, what is expected, and what to do."""
 
 from __future__ import annotations
 
@@ -31,11 +31,15 @@ class CheckFinding:
 
     def __str__(self) -> str:
         expected = f" (expected: {self.expected})" if self.expected else ""
-        advice = f". {self.advice[:1].upper()}{self.advice[1:]}" if self.advice else ""
+        advice = f". {capitalized(self.advice)}" if self.advice else ""
         # They contain names, keys and errors that others wrote.
         commands = "".join(f"\n         {plain(command)}" for command in self.commands)
         line = plain(f"{self.level:<8} {self.subject}: {self.found}{expected}{advice}")
         return f"{line}{':' if commands else ''}{commands}"
+
+
+def capitalized(text: str) -> str:
+    return text[:1].upper() + text[1:]
 
 
 def fine(subject: str, found: str) -> CheckFinding:
