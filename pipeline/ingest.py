@@ -37,7 +37,7 @@ from marq.wire.names import incarnation, log_name
 from pipeline import records
 from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
-from pipeline.kafka import Connection, Offsets, TopicAdmin, committed_records
+from pipeline.kafka import Connection, MissingTopicError, Offsets, TopicAdmin, committed_records
 from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -122,9 +122,17 @@ class Ingest:
                 Marq's own topics was recreated, a marker has a newer version, or another ingest is running.
         """
         with self._lake.alone("ingest"), self._topics.connected():
-            return self._round()
+            self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
+            while True:
+                try:
+                    self._round()
+                    return dict(self._rows)
+                except MissingTopicError as error:
+                    # A queue's own topic may be deleted while others are read: the round begins again without it.
+                    if error.topic in self._topics.existing():
+                        raise
 
-    def _round(self) -> dict[str, int]:
+    def _round(self) -> None:
         names = self._connection.names
         existing = self._topics.existing()
         missing = [topic for topic in (names.messages, names.markers, names.dead_letters) if topic not in existing]
@@ -154,14 +162,12 @@ class Ingest:
             lambda rows: records.dead_letters(rows, payload=self._payload),
             records_limit,
         )
-        self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
         written = self._topics.ends(messages.topics + dead_letters.topics, committed=False)
         self._ingest(messages, messages.topics)
         self._ingest(dead_letters, dead_letters.topics)
         self._close([markers, messages, dead_letters], history, subscriptions, written)
-        return dict(self._rows)
 
     def _definitions(self) -> QueueHistory:
         topic = self._connection.names.queues
@@ -258,15 +264,12 @@ class Ingest:
             else:
                 self._take_apart(stream, progress, topic, partition, range(begin, min(end, begin + APART_LIMIT)), ids)
             return True
-        if topic not in self._topics.existing():
-            reason = f"{topic} was deleted"
-        else:
-            begins = self._topics.begins([topic])[topic]
-            gone = any(begins[partition] > begin for partition, (begin, _) in partitions.items())
-            if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
-                self._ingest(stream, [topic])
-                return False
-            reason = f"{topic} could not be read: {sentence(error)}"
+        begins = self._topics.begins([topic])[topic]
+        gone = any(begins[partition] > begin for partition, (begin, _) in partitions.items())
+        if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
+            self._ingest(stream, [topic])
+            return False
+        reason = f"{topic} could not be read: {sentence(error)}"
         if not self._connection.names.is_senders_topic(topic):
             raise PipelineError(f"{stream.name}: {reason}") from error
         self._leave_out(topic, reason)
