@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -88,6 +90,19 @@ def test_a_round_that_fails_does_not_end_follow(
     written = capsys.readouterr()
     assert written.out.count("ingested 1 markers") == len(before) + 1
     assert written.err == "error: kafka:9092 does not answer; ingest will be tried again\n"
+
+
+def test_each_round_tells_how_long_it_took_itself(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follow.rounds, follow.windows = [ROWS, ROWS], [5, 5]
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time, sleep=lambda _: None)
+    monkeypatch.setattr(ingest, "time", clock)
+
+    cli.main(["ingest", "--follow", "--every", "0"])
+
+    ended = [line.partition(" in ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert ended == ["1.0 s"] * 4
 
 
 def test_windows_that_fail_end_neither_follow_nor_the_next_round(
