@@ -106,7 +106,8 @@ class Ingest:
         self._payload = payload
         self._say = say
         self._limits = limits
-        self._rows: Counter[str] = Counter()
+        #: New rows of each table in the last round, also if it failed later.
+        self.rows: Counter[str] = Counter()
         #: Records that operators quarantined: partition, offset and digest.
         self._quarantined: list[str] = []
         #: Topics that could not be read in this round, with the reason.
@@ -121,12 +122,12 @@ class Ingest:
             PipelineError: topics are missing, the directory lacks commits or belongs to another namespace, one of
                 Marq's own topics was recreated, a marker has a newer version, or another ingest is running.
         """
+        self.rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         with self._lake.alone("ingest"), self._topics.connected():
-            self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
             while True:
                 try:
                     self._round()
-                    return dict(self._rows)
+                    return dict(self.rows)
                 except MissingTopicError as error:
                     # A queue's own topic may be deleted while others are read: the round begins again without it.
                     if error.topic in self._topics.existing():
@@ -356,7 +357,7 @@ class Ingest:
         if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
             raise _RecreatedError
         self._publish(stream, progress, end, ids, stream.parts)
-        self._rows.update(counts)
+        self.rows.update(counts)
         shown = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
         self._say(f"batch {number} of {stream.name}: {shown}")
 

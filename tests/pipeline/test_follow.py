@@ -7,7 +7,9 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,8 +53,11 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
         def __init__(self, *_: object, **__: object) -> None:
             self._left: Iterator[Any] = iter([*said.rounds, KeyboardInterrupt()])
             self.unread = {"orders": "orders was deleted"}
+            self.rows = Counter[str]()
 
         def round(self) -> dict[str, int]:
+            # Also a round that fails has written rows.
+            self.rows = Counter(ROWS)
             found: dict[str, int] = result(self._left)
             return found
 
@@ -90,6 +95,23 @@ def test_a_round_that_fails_does_not_end_follow(
     written = capsys.readouterr()
     assert written.out.count("ingested 1 markers") == len(before) + 1
     assert written.err == "error: kafka:9092 does not answer; ingest will be tried again\n"
+
+
+def test_rows_of_a_round_that_fails_count(follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow.rounds = [PipelineError("kafka:9092 does not answer"), ROWS]
+    services: list[Service] = []
+
+    def kept(service: Service, *_: object) -> AbstractContextManager[None]:
+        services.append(service)
+        return nullcontext()
+
+    monkeypatch.setattr(ingest, "served", kept)
+
+    cli.main(["ingest", "--follow", "--every", "0"])
+
+    [service] = services
+    # The third round is interrupted.
+    assert service.rows["markers"] == 3
 
 
 def test_each_round_tells_how_long_it_took_itself(
