@@ -37,7 +37,7 @@ from marq.wire.names import incarnation, log_name
 from pipeline import records
 from pipeline.errors import PipelineError, sentence
 from pipeline.incarnations import renamed
-from pipeline.kafka import Connection, Offsets, TopicAdmin, committed_records
+from pipeline.kafka import Connection, MissingTopicError, Offsets, TopicAdmin, committed_records
 from pipeline.lake import ROUNDS, Commit, Lake
 from pipeline.markers import decoded
 from pipeline.queue_history import QueueHistory
@@ -106,7 +106,8 @@ class Ingest:
         self._payload = payload
         self._say = say
         self._limits = limits
-        self._rows: Counter[str] = Counter()
+        #: New rows of each table in the last round, also if it failed later.
+        self.rows: Counter[str] = Counter()
         #: Records that operators quarantined: partition, offset and digest.
         self._quarantined: list[str] = []
         #: Topics that could not be read in this round, with the reason.
@@ -121,10 +122,18 @@ class Ingest:
             PipelineError: topics are missing, the directory lacks commits or belongs to another namespace, one of
                 Marq's own topics was recreated, a marker has a newer version, or another ingest is running.
         """
+        self.rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         with self._lake.alone("ingest"), self._topics.connected():
-            return self._round()
+            while True:
+                try:
+                    self._round()
+                    return dict(self.rows)
+                except MissingTopicError as error:
+                    # A queue's own topic may be deleted while others are read: the round begins again without it.
+                    if error.topic in self._topics.existing():
+                        raise
 
-    def _round(self) -> dict[str, int]:
+    def _round(self) -> None:
         names = self._connection.names
         existing = self._topics.existing()
         missing = [topic for topic in (names.messages, names.markers, names.dead_letters) if topic not in existing]
@@ -154,14 +163,12 @@ class Ingest:
             lambda rows: records.dead_letters(rows, payload=self._payload),
             records_limit,
         )
-        self._rows = Counter(dict.fromkeys(("markers", "corrupt", "messages", "dead_letters"), 0))
         self._ingest(markers, markers.topics)
         # Every record that the markers report is before these ends, whether its readers may read it yet or not.
         written = self._topics.ends(messages.topics + dead_letters.topics, committed=False)
         self._ingest(messages, messages.topics)
         self._ingest(dead_letters, dead_letters.topics)
         self._close([markers, messages, dead_letters], history, subscriptions, written)
-        return dict(self._rows)
 
     def _definitions(self) -> QueueHistory:
         topic = self._connection.names.queues
@@ -258,15 +265,12 @@ class Ingest:
             else:
                 self._take_apart(stream, progress, topic, partition, range(begin, min(end, begin + APART_LIMIT)), ids)
             return True
-        if topic not in self._topics.existing():
-            reason = f"{topic} was deleted"
-        else:
-            begins = self._topics.begins([topic])[topic]
-            gone = any(begins[partition] > begin for partition, (begin, _) in partitions.items())
-            if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
-                self._ingest(stream, [topic])
-                return False
-            reason = f"{topic} could not be read: {sentence(error)}"
+        begins = self._topics.begins([topic])[topic]
+        gone = any(begins[partition] > begin for partition, (begin, _) in partitions.items())
+        if gone or self._topics.ids([topic]).get(topic, "") != ids.get(topic, ""):
+            self._ingest(stream, [topic])
+            return False
+        reason = f"{topic} could not be read: {sentence(error)}"
         if not self._connection.names.is_senders_topic(topic):
             raise PipelineError(f"{stream.name}: {reason}") from error
         self._leave_out(topic, reason)
@@ -353,7 +357,7 @@ class Ingest:
         if self._topics.ids(end) != {topic: ids[topic] for topic in end if topic in ids}:
             raise _RecreatedError
         self._publish(stream, progress, end, ids, stream.parts)
-        self._rows.update(counts)
+        self.rows.update(counts)
         shown = ", ".join(f"{count:,} {table}" for table, count in counts.items() if count or table != "corrupt")
         self._say(f"batch {number} of {stream.name}: {shown}")
 

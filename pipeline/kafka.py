@@ -99,6 +99,15 @@ def committed_records(
     return spark.read.format("kafka").options(**settings).load()
 
 
+class MissingTopicError(PipelineError):
+    def __init__(self, topic: str, bootstrap_servers: str) -> None:
+        super().__init__(
+            f"there is no topic {topic} on {bootstrap_servers}: check MARQ_BOOTSTRAP_SERVERS and MARQ_PREFIX; the first"
+            " worker or client that starts creates Marq's topics"
+        )
+        self.topic = topic
+
+
 class TopicAdmin:
     """Asks the cluster about topics, with Kafka's AdminClient in Spark's Java process; py4j converts lists and maps.
 
@@ -239,10 +248,7 @@ class TopicAdmin:
             except Py4JError as error:
                 if root_cause(error)[0] != "UnknownTopicOrPartitionException":
                     raise
-                raise PipelineError(
-                    f"there is no topic {topic} on {self._connection.bootstrap_servers}: check MARQ_BOOTSTRAP_SERVERS "
-                    "and MARQ_PREFIX; the first worker or client that starts creates Marq's topics"
-                ) from None
+                raise MissingTopicError(topic, self._connection.bootstrap_servers) from None
         return described
 
     @contextmanager

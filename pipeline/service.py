@@ -41,7 +41,7 @@ class Service:
     took_s: dict[str, float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
     rows: Counter[str] = field(default_factory=Counter)
-    #: Rows that the last round wrote.
+    #: Rows that the windows have not counted yet.
     news: int = 0
     #: Topics that could not be read in the last round, with the reason.
     unread: Mapping[str, str] = field(default_factory=dict)

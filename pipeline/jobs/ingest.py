@@ -63,20 +63,24 @@ def run(options: argparse.Namespace) -> int:
     service = Service(options.every, options.follow, lambda text: print(text, file=sys.stderr, flush=True))
 
     def read() -> None:
-        rows = ingest.round()
-        service.rows.update(rows)
-        service.news = sum(rows.values())
-        service.unread = ingest.unread
+        try:
+            rows = ingest.round()
+        finally:
+            service.rows.update(ingest.rows)
+            service.news += ingest.rows.total()
+            service.unread = ingest.unread
         shown = ", ".join(f"{count:,} {table}" for table, count in rows.items())
-        print(f"ingested {shown} in {steps.seconds():.1f} s", flush=True)
+        print(f"ingested {shown} in {time.monotonic() - began:.1f} s", flush=True)
 
     def compute() -> None:
         # The first windows are those of the whole history.
         is_small = lake.last_commit(TABLE) is not None and service.news < SMALL_ROWS
         chosen = few_rows_session(spark) if is_small else spark
+        windows_began = time.monotonic()
         changed = LiveWindows(chosen, Lake(chosen, options.data)).update(int(began_s * 1000))
+        service.news = 0
         if changed:
-            print(f"computed {changed:,} windows in {steps.seconds():.1f} s", flush=True)
+            print(f"computed {changed:,} windows in {time.monotonic() - windows_began:.1f} s", flush=True)
 
     with served(service, options.metrics_bind, options.metrics_port):
         while True:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import time
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,8 +53,11 @@ def follow(monkeypatch: pytest.MonkeyPatch) -> Follow:
         def __init__(self, *_: object, **__: object) -> None:
             self._left: Iterator[Any] = iter([*said.rounds, KeyboardInterrupt()])
             self.unread = {"orders": "orders was deleted"}
+            self.rows = Counter[str]()
 
         def round(self) -> dict[str, int]:
+            # Also a round that fails has written rows.
+            self.rows = Counter(ROWS)
             found: dict[str, int] = result(self._left)
             return found
 
@@ -88,6 +95,36 @@ def test_a_round_that_fails_does_not_end_follow(
     written = capsys.readouterr()
     assert written.out.count("ingested 1 markers") == len(before) + 1
     assert written.err == "error: kafka:9092 does not answer; ingest will be tried again\n"
+
+
+def test_rows_of_a_round_that_fails_count(follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
+    follow.rounds = [PipelineError("kafka:9092 does not answer"), ROWS]
+    services: list[Service] = []
+
+    def kept(service: Service, *_: object) -> AbstractContextManager[None]:
+        services.append(service)
+        return nullcontext()
+
+    monkeypatch.setattr(ingest, "served", kept)
+
+    cli.main(["ingest", "--follow", "--every", "0"])
+
+    [service] = services
+    # The third round is interrupted.
+    assert service.rows["markers"] == 3
+
+
+def test_each_round_tells_how_long_it_took_itself(
+    follow: Follow, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    follow.rounds, follow.windows = [ROWS, ROWS], [5, 5]
+    clock = SimpleNamespace(monotonic=itertools.count().__next__, time=time.time, sleep=lambda _: None)
+    monkeypatch.setattr(ingest, "time", clock)
+
+    cli.main(["ingest", "--follow", "--every", "0"])
+
+    ended = [line.partition(" in ")[2] for line in capsys.readouterr().out.splitlines()]
+    assert ended == ["1.0 s"] * 4
 
 
 def test_windows_that_fail_end_neither_follow_nor_the_next_round(

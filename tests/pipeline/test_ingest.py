@@ -463,6 +463,29 @@ def test_one_topic_or_record_does_not_stop_the_others(
 
 
 @pytest.mark.verify
+def test_a_topic_that_is_deleted_during_a_round_does_not_stop_the_others(
+    spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
+) -> None:
+    own = f"{made.names.prefix}.own"
+    made.make(own)
+    made.write(made.names.queues, json.dumps({"topic": own}).encode(), key=b"file:reports")
+    made.write(own)
+    made.write(made.names.messages, key=b"emails")
+    made.mark(acquire([0]))
+    said: list[str] = []
+
+    def say(text: str) -> None:
+        said.append(text)
+        if text.startswith("batch 0 of markers"):
+            delete(made, own)
+
+    counts = ingest(spark, connection, lake, say=say)
+
+    assert counts == {"markers": 1, "corrupt": 0, "messages": 1, "dead_letters": 0}
+    assert said == ["batch 0 of markers: 1 markers", "batch 0 of messages: 1 messages"]
+
+
+@pytest.mark.verify
 def test_a_topic_that_is_recreated_before_its_records_are_ingested_keeps_its_name(
     spark: SparkSession, connection: Connection, lake: Lake, made: Namespace
 ) -> None:
