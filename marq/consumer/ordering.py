@@ -708,6 +708,7 @@ class KeyQueues:
             self._values.update(zip(records.offsets, records.values, strict=True))
             self.size += sum([len(value or b"") for value in records.values])
             firsts += self._order.add(records.offsets, self._keys_of(records), known=len(known) > 0)
+        noted: list[tuple[PendingRetry, Open]] = []
         for row in known:
             # Only the first message of a key can have been delivered.
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
@@ -715,8 +716,11 @@ class KeyQueues:
                 self._ask_later(retry, message, now_s)
                 # A handler may have renewed a lease since.
                 if isinstance(self._order, Lines) and (message.leased or message.until_s > now_s):
-                    self._note_turn(retry, message, now_s)
-                    self.advance(retry, now_s)
+                    noted.append((retry, message))
+        # Messages behind one whose lease has ended may have begun.
+        for retry, message in sorted(noted, key=lambda its: its[1].until_s <= now_s):
+            self._note_turn(retry, message, now_s)
+            self.advance(retry, now_s)
         if isinstance(self._order, Lines):
             # Not `_tried`: later cycles may be in progress.
             self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))

@@ -80,8 +80,10 @@ class Turns(Generic[L]):
         self._pace_s = -inf
         #: Of sources that this receiver may keep, by place: when it began with them, and the rates of their keys.
         self._kept: dict[Hashable, tuple[float, dict[Key, float]]] = {}
-        #: Messages that had their turns in sources that were given up, until the sources are known again.
+        #: Messages that had their turns in sources that were given up, until they end or the sources are known again.
         self._former: dict[Hashable, set[int]] = {}
+        #: The places that this receiver has now.
+        self._places: Collection[Hashable] = ()
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
@@ -137,9 +139,13 @@ class Turns(Generic[L]):
         self._queue, self._later, self.running = deque(), [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
-        """Forget all places but these: other receivers begin messages there, and count those that run."""
+        """Forget the rates of all places but these: other receivers begin messages there.
+
+        They also count those that run here, until a place comes back.
+        """
+        self._places = frozenset(places)
         self._kept = {place: kept for place, kept in self._kept.items() if place in places}
-        self._former = {place: offsets for place, offsets in self._former.items() if place in places}
+        self._former = {place: offsets for place, offsets in self._former.items() if offsets}
 
     def end_former(self, place: Hashable, offsets: Iterable[int]) -> None:
         """Note that messages of a former assignment no longer run."""
@@ -157,7 +163,7 @@ class Turns(Generic[L]):
     def pass_time(self, now_s: float) -> None:
         """Let the keys whose rates allow it by now take turns."""
         self._now_s = now_s
-        awaited = sum(map(len, self._former.values()))
+        awaited = sum([len(offsets) for place, offsets in self._former.items() if place in self._places])
         for lines in self.lines.values():
             lines.pass_time(now_s)
             awaited += len(lines.awaited)

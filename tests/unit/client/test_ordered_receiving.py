@@ -91,6 +91,23 @@ async def test_an_ack_is_written_at_once_if_messages_of_another_source_wait(make
     assert [(each.partition, each.offset) for each in await made.take(1)] == [(1, 0)]
 
 
+async def test_a_message_behind_one_whose_lease_has_ended_may_be_running_elsewhere(make_ordered) -> None:
+    made, tracker = make_ordered(queue=lambda _: QueueSettings(limits=Limits(concurrency=1)))
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0), 1: (State.LEASED_IN_ORDER, 1, 30_000)}
+    made.buffer.handler_demand = 100
+    made.reader.add(P0, record(0, "a"), record(1, "a"))
+    made.receiver.start()
+    for _ in range(4):
+        await made.clock.advance(0.25)
+        await spin()
+    assert made.acquired == []
+
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0)}
+    await made.clock.advance(ordering.MAX_ASK_S)
+
+    assert [each.offset for each in await made.take(1)] == [0]
+
+
 @pytest.mark.parametrize("failure", ["the ACQUIRE's confirmation", "the commit"])
 async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(make_ordered, failure: str) -> None:
     """Otherwise, their leases would end and count an attempt that no handler saw, perhaps the last one."""

@@ -243,8 +243,15 @@ def test_messages_of_a_former_assignment_count_until_their_source_is_known_again
     assert given(turns) == [100]
     turns.end_former("p0", [0])
     assert given(turns) == [101]
+    # While another receiver has the partition, it counts them.
     turns.keep({"p1"})
     assert given(turns) == [102]
+    turns.keep({"p0", "p1"})
+    turns.lines["t"].remove([100])
+    turns.lines["t"].add([103], [A])
+    assert given(turns) == []
+    turns.end_former("p0", [1])
+    assert given(turns) == [103]
 
 
 def test_of_messages_that_another_consumer_has_leased_the_first_may_run() -> None:
