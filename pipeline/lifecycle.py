@@ -44,7 +44,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
         F.collect_list("parts").alias("parts"),
         F.collect_list("differences").alias("own_differences"),
         F.collect_list("pending").alias("own_pending"),
-        F.coalesce(F.max("root_at"), F.min("sent_at")).alias("sent_at"),
+        F.coalesce(F.max("root_at"), F.when(~F.max("untimed"), F.min("sent_at"))).alias("sent_at"),
         F.max("wait_until").alias("due_at"),
         F.max(F.when(F.col("delivery.handed_out"), F.col("delivery.attempt"))).alias("attempts"),
         F.max("size").alias("size"),
