@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from pipeline.audit_differences import differences_of_message
 from pipeline.cut import Cut
 from pipeline.deliveries import DELIVERY, deliveries
-from pipeline.record_parts import PLACE
+from pipeline.record_parts import PARTS, PLACE
 from pipeline.tables import columns
 
 _TEXTS = ArrayType(StringType())
@@ -122,4 +122,4 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         }
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]
-    return rows.select(*columns, "parts")
+    return rows.select(*columns, F.col("parts").cast(ArrayType(PARTS)))
