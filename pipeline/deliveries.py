@@ -262,6 +262,8 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         _requests_only().alias("requests_only"),
         (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
         F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
+        # A sender may count in microseconds; its redeliveries have other times.
+        (root & F.col("record").isNotNull() & F.col("record.at").isNull()).alias("untimed"),
         F.coalesce("record.first_sent_at", "record.at", "acquired.record_at", "delayed.record_at").alias("sent_at"),
         "wait_until",
         F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),

@@ -14,7 +14,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from pipeline.audit_differences import differences_of_message
 from pipeline.cut import Cut
 from pipeline.deliveries import DELIVERY, deliveries
-from pipeline.record_parts import PLACE
+from pipeline.record_parts import PARTS, PLACE
 from pipeline.tables import columns
 
 _TEXTS = ArrayType(StringType())
@@ -44,7 +44,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
         F.collect_list("parts").alias("parts"),
         F.collect_list("differences").alias("own_differences"),
         F.collect_list("pending").alias("own_pending"),
-        F.coalesce(F.max("root_at"), F.min("sent_at")).alias("sent_at"),
+        F.coalesce(F.max("root_at"), F.when(~F.max("untimed"), F.min("sent_at"))).alias("sent_at"),
         F.max("wait_until").alias("due_at"),
         F.max(F.when(F.col("delivery.handed_out"), F.col("delivery.attempt"))).alias("attempts"),
         F.max("size").alias("size"),
@@ -122,4 +122,4 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
         }
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]
-    return rows.select(*columns, "parts")
+    return rows.select(*columns, F.col("parts").cast(ArrayType(PARTS)))

@@ -221,7 +221,9 @@ def added_up(*frames: DataFrame) -> DataFrame:
     rows = reduce(DataFrame.unionByName, frames)
     # Repartitioned first: partial sums would be wider than the rows, and hardly fewer.
     grouped = rows.repartition(*PLACE).groupBy(*KEY)
-    return grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
+    parts = grouped.agg(*[getattr(F, rule)(name).alias(name) for name, rule in RULES.items()])
+    # Never null, whichever topics queues name: the files of a table must have one type, or pyarrow refuses them.
+    return parts.withColumn("subscription", F.coalesce("subscription", F.lit("")))
 
 
 def message_id() -> Column:

@@ -67,7 +67,14 @@ def test_corrupt_markers_are_wrong_and_records_that_were_not_read_are_named(
 ) -> None:
     log = Log()
     log.record(0, 1)
-    log.messages[0]["sent_at"] = None  # a sender that counts in microseconds
+    # The other one is redelivered, by a record with a time.
+    id_ = log.record(1, 1)
+    for message in log.messages:
+        message["sent_at"] = None  # a sender that counts in microseconds
+    log.say("ACQUIRE", 1, 2)
+    log.say("RELEASE", 1, 3, delay_ms=0, counted=True, text="boom")
+    log.say("REDELIVERED", 1, 4, holder="f" * 16, attempt=2, cause="RELEASED")
+    log.record(2, 4, copy_of=id_, attempt=2)
     directory = Directory(spark, tmp_path, {MESSAGES_TOPIC: {"0": 0}}, gaps=[(MESSAGES_TOPIC, 0, 5, 9)])
     directory.quarantined = [f"0/8/{digest(b'y')}"]
     directory.bring(log.tables())
@@ -84,7 +91,7 @@ def test_corrupt_markers_are_wrong_and_records_that_were_not_read_are_named(
     ):
         assert line in done.out
     found = command(f"audit --json --data {tmp_path}").json
-    assert (found["corrupt_markers"], found["untimed"]) == (["marq.markers/0/7", "marq.markers/0/9"], 1)
+    assert (found["corrupt_markers"], found["untimed"]) == (["marq.markers/0/7", "marq.markers/0/9"], 2)
     # An operator who has looked at them audits what came later.
     later = command(f"audit --json --from 2026-01-05T00:00:10 --data {tmp_path}")
     assert (later.code, later.json["corrupt_markers"]) == (0, [])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.dataset
 import pytest
 from pyspark.sql import SparkSession
 
@@ -264,6 +265,33 @@ def test_a_queue_that_names_a_topic_later_gets_the_records_that_are_left(directo
     assert wrong(directory) == []
     # The next round changes nothing.
     assert states(directory, Orders(after=later), 2_004) == found
+
+
+def test_readers_without_spark_find_the_same_columns_before_and_after_a_queue_names_a_topic(
+    directory: Directory,
+) -> None:
+    directory.subscriptions = []
+    log = Orders()
+    ids = [log.record(offset, 1) for offset in range(2)]
+    for offset in range(2):
+        log.say("ACQUIRE", offset, 2)
+        log.say("ACK", offset, 3)
+    states(directory, log)
+    directory.subscriptions = [A]
+    later = Orders(after=log)
+    ids += [later.sent(offset) for offset in range(2)]
+    later.of("a", "ACQUIRE", 0, 2_001)
+    later.of("a", "ACK", 0, 2_002)
+    states(directory, later, 2_003)
+    # A late marker opens a closed message again.
+    last = Orders(after=later)
+    last.say("ACK", 0, 4_000)
+    states(directory, last, 4_001)
+
+    commit = directory.lake.last_commit(TABLE)
+    assert commit is not None
+    parts = [pyarrow.dataset.dataset(directory.path / place, partitioning="hive") for place in commit["places"]]
+    assert sorted(pyarrow.dataset.dataset(parts).to_table()["id"].to_pylist()) == sorted(ids)
 
 
 def test_a_queue_that_stops_naming_a_topic_leaves_its_unread_records(directory: Directory) -> None:
