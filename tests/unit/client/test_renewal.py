@@ -34,6 +34,15 @@ async def test_one_marker_for_each_partition_renews_all_that_is_held(make_rig) -
     assert renewed == expected
 
 
+async def test_a_renewal_that_is_durable_when_the_lease_has_ended_does_not_revive_it(make_rig) -> None:
+    rig, messages = await holding(make_rig)
+    held, sent_s, late_s = rig.receiver.writer.held, rig.clock() + 20, rig.clock() + 31
+
+    held.renewed(held.shares(sent_s), sent_s, late_s)
+
+    assert sum(len(lost.offsets) for lost in held.expire(late_s)) == len(messages)
+
+
 async def test_a_stop_renews_leases_until_the_last_outcome_is_written(make_rig) -> None:
     rig, messages = await holding(make_rig)
     write, writable = rig.settler.write, asyncio.Event()
