@@ -561,14 +561,6 @@ class Ordering:
 
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
-    def waits_for(self, batch: LeasedBatch) -> bool:
-        """Return whether messages wait until outcomes of a batch are durable."""
-        if not batch.in_order:
-            return False
-        keys, turns = self._of(batch), self.turns.get(batch.queue)
-        # A limit of the queue holds for all of its sources.
-        return keys is None or any(its.waiting for its in ([keys] if turns is None else turns.lines))
-
     def settled(self, ended: Iterable[Ended], now_s: float) -> None:
         """Continue after outcomes have become durable."""
         for outcomes in ended:

@@ -511,8 +511,6 @@ class Receiver:
                 self._deliver(DeliveryRun(self._hold(taken, sent_s), records.offsets, records.values))
         if ordered or batch.reread:
             self.ordering.acquired(ordered, batch.reread, now_s)
-            if any(part.keys.waiting for part in batch.reread):
-                self.writer.flush_soon()
             self._take_steps()
 
     def _release_ordered(self, batch: AcquireBatch, sent_s: float) -> None:
@@ -571,10 +569,6 @@ class Receiver:
         self.prefetch.finished(queue, count)
         self.gate.finished(queue)
         self._changed.set()
-
-    def waits_for(self, batch: LeasedBatch) -> bool:
-        """Return whether messages wait until outcomes of a batch are durable."""
-        return self.ordering.waits_for(batch)
 
     def settled(self, ended: Sequence[Ended]) -> None:
         """Continue after outcomes of ordered messages have become durable."""

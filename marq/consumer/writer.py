@@ -45,9 +45,6 @@ class Listener(Protocol):
     def left(self, queue: str, count: int) -> None:
         """Note that messages are no longer in flight."""
 
-    def waits_for(self, batch: LeasedBatch) -> bool:
-        """Return whether messages wait until outcomes of a batch are durable."""
-
     def settled(self, ended: Sequence[Ended]) -> None:
         """Note that outcomes are durable."""
 
@@ -73,9 +70,6 @@ class Unheard:
         return ()
 
     def left(self, queue: str, count: int) -> None: ...
-
-    def waits_for(self, batch: LeasedBatch) -> bool:
-        return False
 
     def settled(self, ended: Sequence[Ended]) -> None: ...
 
@@ -180,7 +174,8 @@ class OutcomeWriter:
 
     def touch(self, batch: LeasedBatch) -> None:
         self.held.touch(batch)
-        if self._listener.waits_for(batch):
+        if batch.in_order:
+            # Messages may wait until its outcomes are durable.
             self.flush_soon()
         else:
             self._flush_later()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from marq.client.outcomes import Reject
-from marq.consumer import ordering, receiver, writer
+from marq.consumer import ordering, receiver
 from marq.consumer.acquire import acquisitions
 from marq.consumer.ordering import delivered_again
 from marq.consumer.starts import NOTED_AFTER_S
@@ -51,44 +51,6 @@ async def test_only_the_first_message_of_a_key_is_delivered_until_its_ack_is_dur
     await made.receiver.stop(1)
     # Offset 0 has ended: the next reader begins behind it.
     assert made.reader.behind[("q", P0)] == 1
-
-
-async def test_acks_are_written_together_unless_a_message_waits_for_one(make_ordered, monkeypatch) -> None:
-    monkeypatch.setattr(writer, "LINGER_S", 3_600.0)
-    made, _ = make_ordered()
-    made.reader.add(P0, record(0, "a"), record(1, "b"))
-    made.receiver.start()
-    first, other = await made.take(2)
-
-    await other.ack(wait=False)
-    await first.ack(wait=False)
-    await spin()
-    assert made.acked == []
-
-    # It waits as soon as it is read.
-    made.reader.add(P0, record(2, "a"), record(3, "a"))
-    [third] = await made.take(1)
-    assert (third.offset, made.acked) == (2, [0, 1])
-
-    # The next one has been waiting since before the ack.
-    await third.ack(wait=False)
-    assert [each.offset for each in await made.take(1)] == [3]
-
-
-async def test_an_ack_is_written_at_once_if_messages_of_another_source_wait(make_ordered, monkeypatch) -> None:
-    monkeypatch.setattr(writer, "LINGER_S", 3_600.0)
-    made, _ = make_ordered(queue=lambda _: QueueSettings(limits=Limits(concurrency=1)))
-    made.reader.add(P0, record(0, "a"))
-    made.receiver.start()
-    [first] = await made.take(1)
-    made.reader.add(P1, record(0, "b"))
-    made.buffer.handler_demand = 100
-    made.receiver.demand()
-    await spin()
-
-    await first.ack(wait=False)
-
-    assert [(each.partition, each.offset) for each in await made.take(1)] == [(1, 0)]
 
 
 async def test_a_message_behind_one_whose_lease_has_ended_may_be_running_elsewhere(make_ordered) -> None:
