@@ -50,14 +50,14 @@ def fine(subject: str, found: str) -> CheckFinding:
 def warning(
     subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()
 ) -> CheckFinding:
-    """Return a finding of something that works, but may not be intended."""
+    """Return a finding about something that works, but may not be intended."""
     return CheckFinding(Level.WARNING, subject, found, expected, advice, tuple(commands))
 
 
 def problem(
     subject: str, found: str, *, expected: str = "", advice: str = "", commands: Iterable[str] = ()
 ) -> CheckFinding:
-    """Return a finding of something that does not work."""
+    """Return a finding about something that does not work."""
     return CheckFinding(Level.PROBLEM, subject, found, expected, advice, tuple(commands))
 
 

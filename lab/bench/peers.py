@@ -120,7 +120,7 @@ def drain_confluent(received: ReceivedMessages, servers: str, topic: str, concur
             try:
                 consumer.commit(asynchronous=not received.complete)
             except KafkaException as error:
-                # The commit before was made late, and covered this one's offsets, too.
+                # librdkafka ran the previous commit late, so it covered these offsets, too.
                 if error.args[0].code() != KafkaError._NO_OFFSET:
                     raise
     received.end()

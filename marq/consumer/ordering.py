@@ -709,7 +709,7 @@ class KeyQueues:
                 # A handler may have renewed a lease since.
                 if isinstance(self._order, Lines) and (message.leased or message.until_s > now_s):
                     noted.append((retry, message))
-        # Messages behind one whose lease has ended may have begun.
+        # A consumer may have begun the messages behind one whose lease has ended, so these come first.
         for retry, message in sorted(noted, key=lambda its: its[1].until_s <= now_s):
             self._note_turn(retry, message, now_s)
             self.advance(retry, now_s)

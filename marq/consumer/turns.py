@@ -139,9 +139,9 @@ class Turns(Generic[L]):
         self._queue, self._later, self.running = deque(), [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
-        """Forget the rates of all places but these: other receivers begin messages there.
+        """Forget the rates of all places but these, because other receivers begin messages there.
 
-        They also count those that run here, until a place comes back.
+        Those receivers also count the messages that still run here. They count here again once their place is back.
         """
         self._places = frozenset(places)
         self._kept = {place: kept for place, kept in self._kept.items() if place in places}

@@ -1,4 +1,4 @@
-"""Conditions that an operator should know of, judged from the statistics of workers.
+"""Conditions that an operator should know about, judged from the statistics of workers.
 
 ``marq check`` prints these findings; the dashboard shows them as alarms and as checks of its health page. Statistics
 are those of :func:`marq_worker.web.statistics.namespace_statistics`; processes of an older version lack some keys.
@@ -23,7 +23,7 @@ from marq_worker.web.liveness_and_readiness import MAX_LOOP_LAG_SECONDS
 STALLED_S = 10.0
 #: Queues that get a finding each; the others share one.
 NAMED = 10
-#: What to do about a worker that accepts connections and does not answer.
+#: Advice for a worker that accepts connections but does not answer.
 SILENT = (
     "a signal (SIGSTOP) has stopped its process, its event loop is blocked, or it lacks CPU time. If ps shows its state"
     " as T, resume it with kill -CONT"
@@ -122,7 +122,7 @@ def clock_jumps(workers: Workers) -> list[CheckFinding]:
 
 
 def quiet_workers(workers: Workers) -> list[CheckFinding]:
-    """Judge the workers with a handler process that takes no more messages, as an operator has wanted."""
+    """Judge workers that an operator has made quiet, so that a handler process takes no more messages."""
     return [
         warning(
             f"worker {worker['url']}",

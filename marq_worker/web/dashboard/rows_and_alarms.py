@@ -271,7 +271,7 @@ def checks(
 
 
 def _judged(what: str, findings: Iterable[CheckFinding], fine: str) -> tuple[bool, str, str, str]:
-    """Return the check that there are no such findings; several may have the same advice."""
+    """Return a row that is fine without findings; the same advice is given once."""
     listed = list(findings)
     found = "; ".join(f"{finding.subject}: {finding.found}" for finding in listed)
     advice = dict.fromkeys(capitalized(finding.advice) for finding in listed if finding.advice)
