@@ -308,7 +308,8 @@ def test_longer_charts_show_the_windows_of_the_pipeline_and_say_how_old_they_are
     expect(page.get_by_role("heading", name="Last 24 hours")).to_be_visible()
     expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(3)
     expect(page.locator(".legend").first.locator("b").first).to_have_text("1/s")
-    expect(page.get_by_role("alert").filter(has_text="windows are 10 m")).to_be_visible()
+    # 10 m, or more: the minute began up to a minute before the test.
+    expect(page.get_by_role("alert").filter(has_text=re.compile(r"windows are 1\d m"))).to_be_visible()
     assert width(page) <= PHONE["width"]
     assert violations(page) == []
 
