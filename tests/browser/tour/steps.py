@@ -172,7 +172,7 @@ def _workers(stage: Stage, page: Page) -> None:
 def _health(stage: Stage, page: Page) -> None:
     # By text, so that a failure names the link.
     wrong = page.get_by_role("row").filter(has=page.locator(".state.wrong"))
-    expect(wrong.filter(has_not_text=f"{WAITING} has none")).to_have_text([])
+    expect(wrong.filter(has_not_text=f"{WAITING}: has no consumer")).to_have_text([])
 
 
 def _schedules(stage: Stage, page: Page) -> None:
