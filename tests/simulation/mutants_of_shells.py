@@ -253,10 +253,8 @@ SHELL_MUTANTS = (
         _HELD,
         "lease-not-noticed attempts",
         ("            if done_s < batch.expires_s:\n", "            if True:\n"),
-        renew_slow=0.5,
         renew_failed=0.6,
-        slow_commit=0.8,
-        starved=0.3,
+        renew_paused=0.5,
     ),
     # --- at most once -------------------------------------------------------------------------------------------------
     mutant(

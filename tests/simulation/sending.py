@@ -107,7 +107,11 @@ class Writer:
             loop.arrive(rng.randint(5, 50), over, Sent.FAILED)
             return
         travel_ms = rng.randint(1, 5)
-        if world.hit(slow):
+        if isinstance(batch, Renew) and world.hit(world.faults.renew_paused):
+            # The answer is there when the process goes on, so it comes before the end of the time to wait for it.
+            travel_ms = limit_ms = rng.randint(20, 1_200)
+            self._consumer.pause(travel_ms + 1)
+        elif world.hit(slow):
             travel_ms = rng.randint(20, 1_200)
         result = Sent.OK
         if world.hit(unknown):

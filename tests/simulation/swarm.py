@@ -77,6 +77,8 @@ class Rare(Faults):
     move_every_ms: float = 900.0
     #: Whether the handler of one message ends its process, each time.
     killer: float = 0.0
+    #: How often a consumer is paused while a RENEW of its is on its way, which arrives in the meantime.
+    renew_paused: float = 0.0
 
 
 _RARE_SHARES = {
@@ -93,8 +95,8 @@ _RARE_SHARES = {
     "move_every_ms": 0.25,
 }
 NAMES = [field.name for field in fields(Rare)]
-#: No seed has it by chance: other faults would use up the attempts of messages next to it.
-_NEVER = "killer"
+#: No seed has them by chance: other faults would use up the attempts of messages next to a killer.
+_NEVER = ("killer", "renew_paused")
 
 
 def choose(rng: random.Random, without: Collection[str] = ()) -> Rare:
@@ -102,7 +104,7 @@ def choose(rng: random.Random, without: Collection[str] = ()) -> Rare:
     faults = Rare()
     calm = rng.random() < CALM_SHARE
     for name in NAMES:
-        if name == _NEVER:
+        if name in _NEVER:
             continue
         strength, lot = rng.random() + 0.5, rng.random()
         if calm or lot >= _RARE_SHARES.get(name, 0.5) or name in without:
