@@ -719,11 +719,7 @@ class KeyQueues:
         self._continue(firsts, now_s)
 
     def _keys_of(self, records: Records) -> Sequence[bytes | None]:
-        key = self._ordering.settings.queue(self.queue).key
-        if key.startswith(HEADER_KEY):
-            name = key[len(HEADER_KEY) :]
-            return [dict(headers).get(name) or None for headers in records.headers or [()] * len(records)]
-        return ordering_keys(records, own_topic=self.own_topic)
+        return keys_of(records, self._ordering.settings.queue(self.queue).key, own_topic=self.own_topic)
 
     def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""
@@ -1039,6 +1035,14 @@ def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: s
     # The record keeps its key: a header that repeats it could make the record too large to be acquired again.
     payload = Payload(row.timestamp, attempt, None, row.headers, row.value)
     return row._replace(headers=redelivery(action, payload, 0, own_topic=False).headers)
+
+
+def keys_of(records: Records, key: str, *, own_topic: bool) -> list[bytes | None]:
+    """Return the key of each record, None if it has none; ``key`` is the setting."""
+    if key.startswith(HEADER_KEY):
+        name = key[len(HEADER_KEY) :]
+        return [dict(headers).get(name) or None for headers in records.headers or [()] * len(records)]
+    return ordering_keys(records, own_topic=own_topic)
 
 
 def ordering_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:

@@ -9,6 +9,7 @@ import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
@@ -28,6 +29,7 @@ from aiokafka.errors import (
 from aiokafka.protocol.admin import ApiVersionRequest
 from aiokafka.protocol.transaction import EndTxnRequest
 
+from marq.consumer.ordering import keys_of
 from marq.dead_letters.log import open_dead_letter_log
 from marq.dead_letters.selection import CountKey, Survey
 from marq.kafka.connection import abandon_producer, client_options
@@ -49,6 +51,8 @@ from marq_worker.check.brokers import ClockSample
 from marq_worker.check.consumers import GroupPosition, ReadingGroup
 from marq_worker.check.permissions import Operations, operations
 
+#: Maximum number of the newest records of a topic to read for the keys of its queues.
+MAX_SAMPLED = 1_000
 #: Interval between two attempts to find a coordinator.
 _PAUSE_S = 0.1
 _NOT_YET = (
@@ -83,6 +87,13 @@ class Published:
 
     definitions: Definitions
     unreadable: list[tuple[int, str]] = field(default_factory=list)
+
+
+class SampledKeys(NamedTuple):
+    """How many of the newest messages of a queue were read, and how many of them have no key."""
+
+    messages: int
+    without: int
 
 
 class ClusterView:
@@ -168,6 +179,22 @@ class ClusterView:
 
     async def unattended(self, definitions: Definitions, queues: Collection[str]) -> set[str]:
         return await unattended(self._admin, self._client.names, definitions, queues)
+
+    async def sample_keys(self, definitions: Definitions, topics: Mapping[str, str]) -> dict[str, SampledKeys]:
+        """Look for keys in the newest records of queues, which are in these topics."""
+        found: dict[str, list[bytes | None]] = {queue: [] for queue in topics}
+        async with LogReader(self._client, committed=False) as view:
+            for topic in sorted({*topics.values()}):
+                spans, own = await view.ranges(topic), topic != self._client.names.messages
+                most = max(MAX_SAMPLED // max(len(spans), 1), 1)
+                newest = {source: range(max(span.start, span.stop - most), span.stop) for source, span in spans.items()}
+                async for fetched in view.read(newest):
+                    for records in fetched.values():
+                        for queue in (queue for queue in topics if topics[queue] == topic):
+                            keys = keys_of(records, definitions.settings(queue).key, own_topic=own)
+                            named = zip(keys, records.keys, strict=True)
+                            found[queue] += [key for key, name in named if own or name == queue.encode()]
+        return {queue: SampledKeys(len(keys), keys.count(None)) for queue, keys in found.items()}
 
     async def may_transact(self, transactional_id: str) -> bool:
         """Return whether we may use a transactional id.

@@ -48,12 +48,14 @@ from marq_worker.check.queues import (
     groups_of,
     judge_defined,
     judge_handlers,
+    judge_keys,
     judge_limits,
     judge_own_topics,
     judge_priorities,
     judge_unreadable,
     look_at_file,
     with_file,
+    with_keys,
 )
 from marq_worker.check.topics import judge_missing, judge_topics, topics_of
 from marq_worker.check.trackers import judge_members
@@ -184,6 +186,7 @@ class Examination:
         allowed |= await self._ask(
             "the permissions on own topics", lambda: view.allowed_on_topics(list(owners)), failed=Operations()
         )
+        await self._keys(view, definitions, {*look.found, *own.found}, allowed)
         await self._permissions(view, [definitions, with_file(definitions, file)], allowed, trackers)
         await self._clock(view, look, allowed)
         await self._large_messages(view, statistics, allowed)
@@ -252,6 +255,16 @@ class Examination:
         self._add(*judge_reading(self._client, definitions, readers, waiting, left_out, ended, frozen))
         if listed is not None:
             self._add(*judge_backlogs(definitions, listed, unhandled(self._client, definitions, readers)))
+
+    async def _keys(
+        self, view: ClusterView, definitions: Definitions, found: Collection[str], allowed: Operations
+    ) -> None:
+        shared = self._client.names.messages
+        topics = {queue: definitions.settings(queue).topic or shared for queue in with_keys(definitions)}
+        topics = {queue: topic for queue, topic in topics.items() if topic in found and _may(allowed, topic, "Read")}
+        if topics:
+            ask = partial(view.sample_keys, definitions, topics)
+            self._add(*judge_keys(definitions, await self._ask("the keys of messages", ask, failed={})))
 
     async def _large_messages(self, view: ClusterView, statistics: Mapping[str, Any], allowed: Operations) -> None:
         """Name the records that were too large. Reads all dead letters, so only if workers have found any."""

@@ -11,11 +11,12 @@ from marq.queues.ordered_changes import order_changes, refusal
 from marq.settings.client import ClientSettings
 from marq.settings.combinations import check_combinations, check_topic
 from marq.settings.definitions import Definitions
-from marq.settings.limits import KeyLimits
+from marq.settings.limits import KeyLimits, key_header
 from marq.settings.queue import ORDERING_KEY
 from marq.settings.topic_configs import LIMIT, TopicFacts, room_for_markers
 from marq.wire.errors import ConfigError, MarqError
 from marq.wire.names import Names
+from marq_worker.check.cluster import SampledKeys
 from marq_worker.config.queues import QueuesFile
 from marq_worker.findings import CheckFinding, exit_code, fine, problem, warning
 from marq_worker.handlers.handler_groups import handler_groups, without_handler
@@ -25,6 +26,8 @@ from marq_worker.publication import check_topics, defined, differences, left_ove
 
 #: Time limit of the search for messages of an ordered queue that the file changes.
 ORDER_LIMIT_S = 30.0
+#: Fewer messages say nothing about whether the others have keys.
+MIN_SAMPLED = 20
 
 
 def judge_file(
@@ -156,6 +159,33 @@ def judge_limits(
                 f"limits.per_key go by {settings.key!r}, so they apply to each of its {count} partitions",
                 advice="send with ordering_key instead, or set partitions = 1, if they must be exact",
             )
+
+
+def with_keys(definitions: Definitions) -> list[str]:
+    """Return the queues whose keys take turns or have limits."""
+    return [
+        queue
+        for queue in definitions.names()
+        if (settings := definitions.settings(queue)).fair
+        or (settings.limits is not None and settings.limits.per_key != KeyLimits())
+    ]
+
+
+def judge_keys(definitions: Definitions, sampled: Mapping[str, SampledKeys]) -> Iterator[CheckFinding]:
+    """Judge keys that most messages lack."""
+    for queue, (messages, without) in sampled.items():
+        if messages < MIN_SAMPLED or without * 2 <= messages:
+            continue
+        key = definitions.settings(queue).key
+        lacking = "ordering key" if key == ORDERING_KEY else f"header {key_header(key)}, which is their key"
+        yield warning(
+            f"queue {queue}",
+            f"{without} of its newest {messages} messages have no {lacking}; each of them is a key of its own",
+            expected="a key for most messages, because of `fair` or limits.per_key",
+            advice="send with ordering_key"
+            if key == ORDERING_KEY
+            else f"send the header {key_header(key)}, or change the setting `key`",
+        )
 
 
 def judge_priorities(definitions: Definitions) -> Iterator[CheckFinding]:

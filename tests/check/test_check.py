@@ -292,6 +292,26 @@ async def test_queues_without_consumers_and_settings_that_the_topics_do_not_fit(
     assert f"the retention of {names.messages} removed" in again.problem(f"group {names.group('left-alone')}").found
 
 
+async def test_keys_that_most_messages_lack(check: Check, servers: str, prefix: str) -> None:
+    await make_topics(servers, prefix)
+    client = {"bootstrap_servers": servers, "prefix": prefix}
+    async with marq.Queues(**client) as queues, marq.Producer(**client) as producer:
+        await queues.change("by-tenant", fair=True, key="header:tenant")
+        await queues.change("by-order", limits={"per_key": {"concurrency": 1}})
+        await queues.change("with-keys", fair=True, key="header:tenant")
+        for number in range(30):
+            await producer.send("by-tenant", b"", headers={"tenant": "a"} if number % 3 == 0 else {"client": "a"})
+            await producer.send("by-order", b"")
+            await producer.send("with-keys", b"", headers={"tenant": f"tenant {number}"})
+
+        found = await check()
+
+    of_tenants = found.of(Level.WARNING, "queue by-tenant")
+    assert "20 of its newest 30 messages have no header tenant" in of_tenants.found
+    assert "30 of its newest 30 messages have no ordering key" in found.of(Level.WARNING, "queue by-order").found
+    assert not found.has(Level.WARNING, "queue with-keys")
+
+
 # --- this machine -----------------------------------------------------------------------------------------------------
 
 

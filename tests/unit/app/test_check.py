@@ -17,9 +17,10 @@ from marq.settings.topic_configs import TopicFacts
 from marq.wire.names import Names
 from marq_worker.check import examination
 from marq_worker.check.brokers import APIS, ClockSample, judge_apis, judge_clock
+from marq_worker.check.cluster import SampledKeys
 from marq_worker.check.machine import judge_packages, judge_port
 from marq_worker.check.permissions import UNKNOWN, Allowed, Use, missing, operations
-from marq_worker.check.queues import judge_limits, judge_priorities
+from marq_worker.check.queues import judge_keys, judge_limits, judge_priorities, with_keys
 from marq_worker.check.topics import judge_missing, judge_topics
 from marq_worker.check.trackers import judge_members
 from marq_worker.client_id import Identity
@@ -87,6 +88,34 @@ def test_limits_that_are_not_exact_are_warnings(settings: dict[str, Any], partit
 
     assert levels(findings) == [Level.WARNING] * len(said)
     assert all(text in finding.found for text, finding in zip(said, findings, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (
+            {"fair": True, "key": "header:tenant"},
+            "no header tenant, which is their key; each of them is a key of its own",
+        ),
+        ({"limits": {"per_key": {"rate": "1/s"}}}, "no ordering key; each of them is a key of its own"),
+    ],
+)
+def test_a_key_that_most_messages_lack_is_a_warning(settings: dict[str, Any], said: str) -> None:
+    definitions = in_file(emails=settings)
+
+    [queue] = with_keys(definitions)
+    [finding] = judge_keys(definitions, {queue: SampledKeys(messages=100, without=51)})
+
+    assert (finding.level, finding.found) == (
+        Level.WARNING,
+        f"51 of its newest 100 messages have {said}",
+    )
+    assert not list(judge_keys(definitions, {queue: SampledKeys(messages=100, without=50)}))
+    assert not list(judge_keys(definitions, {queue: SampledKeys(messages=19, without=19)}))
+
+
+def test_keys_of_queues_that_only_have_limits_of_their_own_do_not_matter() -> None:
+    assert with_keys(in_file(emails={"limits": {"concurrency": 3}}, reports={"ordering": "key"})) == []
 
 
 @pytest.mark.parametrize(
