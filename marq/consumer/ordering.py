@@ -637,6 +637,9 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
+        #: Those whose leases had ended when they were read, until the messages that others still have are known. Their
+        #: handlers may have renewed the leases since.
+        self._lapsed: list[tuple[PendingRetry, Open]] = []
         #: Those that have their turns and are delivered once they are leased here, and when they got their turns.
         self.coming: dict[int, float] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
@@ -706,20 +709,29 @@ class KeyQueues:
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                # A handler may have renewed a lease since.
-                if isinstance(self._order, Lines) and (message.leased or message.until_s > now_s):
-                    noted.append((retry, message))
-        # A consumer may have begun the messages behind one whose lease has ended, so these come first.
-        for retry, message in sorted(noted, key=lambda its: its[1].until_s <= now_s):
-            self._note_turn(retry, message, now_s)
-            self.advance(retry, now_s)
+                if isinstance(self._order, Lines):
+                    if message.until_s > now_s:
+                        noted.append((retry, message))
+                    elif message.leased:
+                        self._lapsed.append((retry, message))
         if isinstance(self._order, Lines):
             # Not `_tried`: later cycles may be in progress.
             self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
+            self._note_turns(noted, now_s)
+            if not self._order.awaited:
+                # A consumer may have begun the messages behind these, so those came first.
+                lapsed, self._lapsed = self._lapsed, []
+                self._note_turns(lapsed, now_s)
         self._continue(firsts, now_s)
 
     def _keys_of(self, records: Records) -> Sequence[bytes | None]:
         return keys_of(records, self._ordering.settings.queue(self.queue).key, own_topic=self.own_topic)
+
+    def _note_turns(self, noted: Iterable[tuple[PendingRetry, Open]], now_s: float) -> None:
+        for retry, message in noted:
+            if self._retries.get(retry.offset) is retry:
+                self._note_turn(retry, message, now_s)
+                self.advance(retry, now_s)
 
     def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""

@@ -70,6 +70,31 @@ async def test_a_message_behind_one_whose_lease_has_ended_may_be_running_elsewhe
     assert [each.offset for each in await made.take(1)] == [0]
 
 
+async def test_a_message_that_is_read_after_one_whose_lease_has_ended_may_be_running_elsewhere(make_ordered) -> None:
+    made, tracker = make_ordered(queue=lambda _: QueueSettings(limits=Limits(concurrency=1)))
+    tracker.open_messages = {0: (State.LEASED_IN_ORDER, 1, 0), 1: (State.LEASED_IN_ORDER, 1, 30_000)}
+    made.buffer.handler_demand = 100
+    write, answers = tracker.write, asyncio.Event()
+
+    async def write_slowly(records: Collection[MarkerRecord], limit_s: float) -> None:
+        if not all(decode(value).onwards for _, value in records):
+            await answers.wait()
+        await write(records, limit_s)
+
+    tracker.write = write_slowly  # type: ignore[method-assign]
+    made.reader.add(P0, record(0, "a"))
+    made.receiver.start()
+    await spin()
+    made.reader.add(P0, record(1, "a"))
+    await spin()
+    answers.set()
+    for _ in range(4):
+        await made.clock.advance(0.25)
+        await spin()
+
+    assert made.acquired == []
+
+
 @pytest.mark.parametrize("failure", ["the ACQUIRE's confirmation", "the commit"])
 async def test_a_stop_releases_messages_uncounted_whose_cycle_fails_meanwhile(make_ordered, failure: str) -> None:
     """Otherwise, their leases would end and count an attempt that no handler saw, perhaps the last one."""
