@@ -75,6 +75,8 @@ def _show(result: dict[str, Any]) -> None:
         print("; ".join([f"WRONG {message['id']} of {message['queue']}: {message['state']}", *message["why"]]))
     for place in result["corrupt_markers"][:MAX_LISTED]:
         print(f"WRONG {place}: not a marker, so it is unknown what it said; --from LATER leaves it out")
+    if (more := len(result["corrupt_markers"]) - MAX_LISTED) > 0:
+        print(f"… and {more:,} more that are not markers; --json lists them")
     for topic, partition, begin, end in result["gaps"]:
         print(
             f"NOT AUDITED {topic}/{partition}: retention removed records {begin} to {end - 1} before ingest read them"
