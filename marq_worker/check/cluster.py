@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ from marq.kafka.group_members import DescribedMember, described_members
 from marq.kafka.log_reader import LogReader
 from marq.kafka.paced_clients import paced
 from marq.kafka.protocol import allowed_on_topics
+from marq.kafka.records import Records
 from marq.kafka.topics import Look, look_up
 from marq.queues.definition_log import KafkaDefinitionLog
 from marq.queues.following import fold
@@ -53,6 +55,8 @@ from marq_worker.check.permissions import Operations, operations
 
 #: Maximum number of the newest records of a topic to read for the keys of its queues.
 MAX_SAMPLED = 1_000
+#: How long to read them in each topic; what was read by then is judged.
+SAMPLE_LIMIT_S = 1.0
 #: Interval between two attempts to find a coordinator.
 _PAUSE_S = 0.1
 _NOT_YET = (
@@ -185,15 +189,13 @@ class ClusterView:
         found: dict[str, list[bytes | None]] = {queue: [] for queue in topics}
         async with LogReader(self._client, committed=False) as view:
             for topic in sorted({*topics.values()}):
-                spans, own = await view.ranges(topic), topic != self._client.names.messages
-                most = max(MAX_SAMPLED // max(len(spans), 1), 1)
-                newest = {source: range(max(span.start, span.stop - most), span.stop) for source, span in spans.items()}
-                async for fetched in view.read(newest):
-                    for records in fetched.values():
-                        for queue in (queue for queue in topics if topics[queue] == topic):
-                            keys = keys_of(records, definitions.settings(queue).key, own_topic=own)
-                            named = zip(keys, records.keys, strict=True)
-                            found[queue] += [key for key, name in named if own or name == queue.encode()]
+                own = topic != self._client.names.messages
+                queues = [queue for queue in topics if topics[queue] == topic]
+                for records in await _newest(view, topic):
+                    for queue in queues:
+                        keys = keys_of(records, definitions.settings(queue).key, own_topic=own)
+                        named = zip(keys, records.keys, strict=True)
+                        found[queue] += [key for key, name in named if own or name == queue.encode()]
         return {queue: SampledKeys(len(keys), keys.count(None)) for queue, keys in found.items()}
 
     async def may_transact(self, transactional_id: str) -> bool:
@@ -246,3 +248,16 @@ class ClusterView:
         finally:
             await abandon_producer(producer)
         return ClockSample(sent_ms, receipt.timestamp, confirmed_ms) if receipt.timestamp_type == _APPENDED else None
+
+
+async def _newest(view: LogReader, topic: str) -> list[Records]:
+    """Return some of the newest records of a topic, as far as they could be read in time."""
+    spans, found = await view.ranges(topic), list[Records]()
+    most = max(MAX_SAMPLED // max(len(spans), 1), 1)
+    newest = {source: range(max(span.start, span.stop - most), span.stop) for source, span in spans.items()}
+    # A reader waits behind open transactions of other programs.
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SAMPLE_LIMIT_S):
+            async for fetched in view.read(newest):
+                found += fetched.values()
+    return found
