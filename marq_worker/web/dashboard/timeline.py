@@ -296,7 +296,10 @@ def _told(batch: PlainBatch, index: int) -> _Told:
             return _Told("Request done" if done else "Request refused", "" if done else "too late: no longer delayed")
         case Fact():
             cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")
-            return _Told(_FACTS.get(batch.kind, "").format(attempt=batch.attempts[index], cause=cause))
+            attempt = batch.attempts[index]
+            if batch.kind is Kind.DEAD_LETTERED and not attempt:
+                return _Told(f"Dead-lettered before its first attempt, because {cause}")
+            return _Told(_FACTS.get(batch.kind, "").format(attempt=attempt, cause=cause))
         case Tick() | Resume() | Resumed():
             return _Told("")
 
