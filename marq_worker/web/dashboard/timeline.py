@@ -320,7 +320,7 @@ def _acquired(batch: Acquire, index: int) -> _Told:
     attempt = 1 if batch.attempts is None else batch.attempts[index]
     lease = f"lease of {_seconds(batch.lease_ms)}"
     if batch.in_order:
-        detail = f"{lease}, delivered after earlier ones with its key"
+        detail = f"{lease}, delivered at its turn"
         return _Told(f"Acquired by {_CONSUMER}, attempt {attempt}", detail)
     return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", lease)
 

@@ -533,7 +533,7 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
         (50, Fact(Kind.DEAD_LETTERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
     )
 
-    in_line = "lease of 30 s, delivered after earlier ones with its key"
+    in_line = "lease of 30 s, delivered at its turn"
     assert [(event["text"], event["detail"]) for event in timeline.told()] == [
         ("Acquired by a consumer, attempt 1", in_line),
         ("Released by a consumer, to be redelivered in 5 s", "boom"),
