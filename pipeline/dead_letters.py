@@ -47,7 +47,7 @@ def of_queue(records: DataFrame, queue: str) -> DataFrame:
         "headers": _senders_headers(),
         "reason": F.coalesce(header_text(REASON_HEADER), F.lit("")),
         "error": F.coalesce(header_text(ERROR_HEADER), F.lit("")),
-        "attempts": F.coalesce(header_attempt(), F.lit(1)),
+        "attempts": F.coalesce(header_attempt(0), F.lit(1)),
         "first_sent_at": F.coalesce(header_time(FIRST_SENT_HEADER), F.col("timestamp")),
         "dead_lettered_at": F.coalesce(header_time(DEAD_LETTERED_AT_HEADER), F.col("timestamp")),
         "origin": F.coalesce(header_text(ORIGIN_HEADER), F.lit("")),

@@ -49,6 +49,7 @@ def dead_letters(records: DataFrame, *, payload: bool = False) -> DataFrame:
     )
     columns = {
         "queue": _queue(),
+        "attempt": header_attempt(0),
         "dead_lettered_at": header_time(DEAD_LETTERED_AT_HEADER),
         "reason": header_text(REASON_HEADER),
         "error": header_text(ERROR_HEADER),
@@ -106,10 +107,13 @@ def _digits(name: str) -> Column:
     return F.when(text.rlike(r"\A[0-9]{1,20}\z"), text.cast("decimal(20,0)"))
 
 
-def header_attempt() -> Column:
-    """Return the attempt, capped as in markers: a redelivery and its fact have the same; null if there is none."""
+def header_attempt(least: int = 1) -> Column:
+    """Return the attempt, capped as in markers: a redelivery and its fact have the same; null if there is none.
+
+    A dead letter whose message expired before its first attempt has 0.
+    """
     number = _digits(ATTEMPT_HEADER)
-    return F.when(number.between(1, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))
+    return F.when(number.between(least, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))
 
 
 def header_time(name: str) -> Column:

@@ -276,7 +276,10 @@ class _Verdict:
         if trail.deaths and wanted == {False}:
             self._find(name, f"{trail}: {trail.queue} keeps no dead letters", trail.events)
         for event in trail.deaths:
-            attempts = [trail.attempt, *[fact.attempt for fact in dead if trail.queue in self._evidence.ordered]]
+            others = [
+                fact.attempt for fact in dead if trail.queue in self._evidence.ordered or fact.cause == MESSAGE_EXPIRED
+            ]
+            attempts = [trail.attempt, *others]
             if event["id"] != trail.id or event["attempt"] != attempts[-1]:
                 self._find("fidelity", f"{trail}: dead letter {event['id']} {event['attempt']}", trail.events)
 

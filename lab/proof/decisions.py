@@ -174,7 +174,9 @@ class _Judged(NamedTuple):
         endings = [ending(standing, limit) for limit in limits]
         kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
         if cause == MESSAGE_EXPIRED:
-            if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt != standing.attempt:
+            # A dead letter has the number of attempts before the one that it does not get any more.
+            attempts = {end.attempt - 1 for end in endings} if kind == DEAD_LETTERED else {standing.attempt}
+            if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt not in attempts:
                 self.find("expired", stood)
         elif (kind == CANCELLED) != (standing.state == CANCELLED):
             self.find("cancelled", stood)

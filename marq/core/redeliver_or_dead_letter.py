@@ -109,11 +109,11 @@ def unexpired(fire: DueAction, payload: Payload, now_ms: int, settings: QueueSet
     )
     if expires_ms is None or now_ms < expires_ms:
         return fire
-    keeps = settings.dead_letter and settings.expired == DEAD_LETTER
-    destination = Destination.DEAD_LETTERS if keeps else Destination.NOWHERE
-    return DueAction(
-        fire.source, fire.offset, fire.lease, destination, fire.lease.attempt, Cause.MESSAGE_EXPIRED, expires_ms
-    )  # fmt: skip
+    destination, attempt = Destination.NOWHERE, fire.lease.attempt
+    if settings.dead_letter and settings.expired == DEAD_LETTER:
+        # The attempts before the one that the message does not get any more: 0 if it was never delivered.
+        destination, attempt = Destination.DEAD_LETTERS, fire.attempt - 1
+    return DueAction(fire.source, fire.offset, fire.lease, destination, attempt, Cause.MESSAGE_EXPIRED, expires_ms)
 
 
 def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:

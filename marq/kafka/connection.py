@@ -189,8 +189,17 @@ async def abandon_producer(producer: Any) -> None:
 async def stop_consumer(consumer: Any, limit_s: float) -> bool:
     """Stop an AIOKafkaConsumer, leaving its group; return False if the limit came first."""
     hasten(consumer)
-    if await _within(limit_s, consumer.stop()):
-        return True
+    stopped = False
+    try:
+        stopped = await _within(limit_s, consumer.stop())
+    finally:
+        # Also if the caller is cancelled: asyncio and aiokafka would log its tasks and connections as errors later.
+        if not stopped:
+            await _force_consumer(consumer)
+    return stopped
+
+
+async def _force_consumer(consumer: Any) -> None:
     tasks = []
     for owner, names in (
         (consumer._coordinator, ("_coordination_task", "_heartbeat_task", "_commit_refresh_task")),
@@ -199,7 +208,6 @@ async def stop_consumer(consumer: Any, limit_s: float) -> bool:
         tasks += [task for name in names if (task := getattr(owner, name, None)) is not None]
     tasks += getattr(consumer._fetcher, "_pending_tasks", ())
     await _force(consumer, tasks)
-    return False
 
 
 async def close_admin(admin: Any) -> None:

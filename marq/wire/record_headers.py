@@ -60,9 +60,11 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     values = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
     identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source.log, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
+    # A dead letter has the number of its attempts, and none if it expired before the first one.
+    least = 0 if DEAD_LETTERED_AT_HEADER in values else 1
     # A record without a time has a negative one, which the header can't express: each redelivery would have another.
     first_sent_ms = _number(values.get(FIRST_SENT_HEADER), max(0, timestamp_ms))
-    return Origin(identity, attempt if 0 < attempt < 2**32 else 1, first_sent_ms)
+    return Origin(identity, attempt if least <= attempt < 2**32 else 1, first_sent_ms)
 
 
 def are_copied(names: Iterable[str], *, own_topic: bool) -> bool:

@@ -195,7 +195,7 @@ def _blocked(keys: Mapping[str, Any] | None) -> str:
 
 def _keys(keys: Mapping[str, Any]) -> str:
     busiest = "; the busiest are below" if keys["busiest"] else ""
-    return f"  keys in the workers' handlers: {keys['waiting']:,} wait, {keys['at_limit']:,} at a limit{busiest}"
+    return f"  keys in the trackers' handlers: {keys['waiting']:,} wait, {keys['at_limit']:,} at a limit{busiest}"
 
 
 def _messages(metrics: Mapping[str, Any] | None) -> str:

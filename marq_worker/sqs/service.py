@@ -106,7 +106,7 @@ class SqsEndpoint(Service):
         self._directory = directory = Directory(self._queues, maximum_bytes)
         self._queue_tasks = tasks = QueueTasks(self._queues)
         count = self._counts.of
-        dead_letters, old_messages = DeadLetterSender(self._producer), OldMessages(outcomes)
+        dead_letters, old_messages = DeadLetterSender(self._producer, self._queues), OldMessages(outcomes)
         self._limits = limits = ReceiveLimits(directory, outcomes, dead_letters, old_messages)
         mover = Mover(tasks, directory, self._receivers, dead_letters.move_back, outcomes, old_messages, count)
         self._runner = runner = TaskRunner(tasks, self._purge, mover.run)

@@ -52,7 +52,7 @@ _QUEUE_COUNTERS = (
         "Messages delivered immediately because marq-deliver-at is unreadable.",
         "invalid_deliver_at",
     ),
-    ("marq_messages_reacquired", "Messages acquired again because a commit had failed.", "reacquired"),
+    ("marq_messages_reacquired", "Messages acquired again after a failed commit or a long wait.", "reacquired"),
     ("marq_leases_renewed", "Renewals of leases.", "renewed"),
     ("marq_settlements_late", "Acks, releases and rejects after the end of the lease.", "late"),
     ("marq_dead_letters_redriven", "Redriven dead letters.", "redriven"),

@@ -82,6 +82,7 @@ async def test_an_expired_message_becomes_a_dead_letter_that_a_redrive_delivers(
         await backend.statistics(queue, messages_expired=1, dead_lettered=1)
 
         async with marq.DeadLetters(**backend.client) as letters:
+            assert [each.attempts async for each in letters.peek(queue)] == [0]
             assert (await letters.redrive(queue, reason="expired")).redriven == 1
         message = await take_one(consumer)
         assert (message.id, message.value, message.attempt) == (receipt.id, b"stale", 1)

@@ -139,7 +139,7 @@ def dead_letters_of(made: Namespace) -> dict[Place, tuple[str | None, int | None
     of(None, ("marq-settled", b"redriven"), key=b"")
     return {
         of(b"a/b/3/17", *died): ("a/b", 3, 17),
-        of(f"{drawn}/4294967295/9223372036854775807".encode()): (drawn, 2**32 - 1, 2**63 - 1),
+        of(f"{drawn}/4294967295/9223372036854775807".encode(), ("marq-attempt", b"0")): (drawn, 2**32 - 1, 2**63 - 1),
         of(b"a/0/9223372036854775808"): ("a", 0, None),
         of(b"nowhere"): (None, None, None),
         of(None): (None, None, None),
@@ -158,7 +158,8 @@ def test_dead_letters_come_with_their_origin_and_without_notes(ingested: Ingeste
 
     origins = {p: (r.origin_topic, r.origin_partition, r.origin_offset) for p, r in found.items()}
     assert origins == ingested.dead_letters
-    first = found[next(iter(origins))]
+    first, never_delivered, *_ = (found[place] for place in ingested.dead_letters)
+    assert never_delivered.attempt == 0
     assert (first.queue, first.reason, first.dead_lettered_at, first.attempt) == ("emails", "bad", IN_2024, 5)
 
 

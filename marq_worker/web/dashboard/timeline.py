@@ -296,7 +296,10 @@ def _told(batch: PlainBatch, index: int) -> _Told:
             return _Told("Request done" if done else "Request refused", "" if done else "too late: no longer delayed")
         case Fact():
             cause = _CAUSES.get(batch.causes[index], "of a cause unknown to this version")
-            return _Told(_FACTS.get(batch.kind, "").format(attempt=batch.attempts[index], cause=cause))
+            attempt = batch.attempts[index]
+            if batch.kind is Kind.DEAD_LETTERED and not attempt:
+                return _Told(f"Dead-lettered before its first attempt, because {cause}")
+            return _Told(_FACTS.get(batch.kind, "").format(attempt=attempt, cause=cause))
         case Tick() | Resume() | Resumed():
             return _Told("")
 
@@ -317,7 +320,7 @@ def _acquired(batch: Acquire, index: int) -> _Told:
     attempt = 1 if batch.attempts is None else batch.attempts[index]
     lease = f"lease of {_seconds(batch.lease_ms)}"
     if batch.in_order:
-        detail = f"{lease}, delivered after earlier ones with its key"
+        detail = f"{lease}, delivered at its turn"
         return _Told(f"Acquired by {_CONSUMER}, attempt {attempt}", detail)
     return _Told(f"Delivered to {_CONSUMER}, attempt {attempt}", lease)
 

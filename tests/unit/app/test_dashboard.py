@@ -437,6 +437,16 @@ def test_a_message_acquired_with_those_of_other_queues_has_an_event_and_only_its
     assert (timeline.queues, expanded) == ({"emails"}, [[4, 5, 6]])
 
 
+def test_a_message_that_expired_before_its_first_attempt_says_so() -> None:
+    timeline = Timeline("marq.messages/0/5")
+
+    read(timeline, (10, Fact(Kind.DEAD_LETTERED, "emails", 1, FIRST, [5], [0], [Cause.MESSAGE_EXPIRED])))
+
+    assert [event["text"] for event in timeline.told()] == [
+        "Dead-lettered before its first attempt, because it had expired before it could be delivered"
+    ]
+
+
 def test_a_message_that_failed_says_how_often_and_why_and_shows_the_last_traceback() -> None:
     timeline, identity = Timeline("marq.messages/0/5"), b"marq.messages/0/5"
     error = "ValueError: cannot bill order 2"
@@ -523,7 +533,7 @@ def test_the_deliveries_of_a_queue_with_ordering_are_told_from_its_markers() -> 
         (50, Fact(Kind.DEAD_LETTERED, "emails", 1, FIRST, [5], [2], [Cause.RELEASED])),
     )
 
-    in_line = "lease of 30 s, delivered after earlier ones with its key"
+    in_line = "lease of 30 s, delivered at its turn"
     assert [(event["text"], event["detail"]) for event in timeline.told()] == [
         ("Acquired by a consumer, attempt 1", in_line),
         ("Released by a consumer, to be redelivered in 5 s", "boom"),

@@ -194,9 +194,8 @@ async def test_the_page_of_a_queue_with_limits_lists_its_busiest_keys(client: Cl
     limited, other = [await (await client.get(f"/queues/{name}")).text() for name in ("emails", "invoices")]
 
     assert "<h2>Keys</h2>" not in other
-    assert "12 keys have messages that wait for their turns in the workers' handlers, and 1 of them is at a limit" in (
-        limited
-    )
+    assert "12 keys have messages that wait for their turns in the handlers of trackers and of this worker" in limited
+    assert "and 1 of them is at a limit" in limited
     assert '<th scope="row">&lt;b&gt;acme&lt;/b&gt;</th><td>1,200</td><td>2</td><td>yes</td>' in limited
     told = await (await client.get("/api/queues/emails")).json()
     assert [key["key"] for key in told["keys"]["busiest"]] == ["<b>acme</b>", "initech"]

@@ -133,7 +133,7 @@ def test_waiting_keys_are_counted_for_a_queue_with_limits() -> None:
     shown = queue_document("orders", Definitions(), Names())
     keys = {"waiting": 1_020, "at_limit": 20, "busiest": []}
 
-    assert "  keys in the workers' handlers: 1,020 wait, 20 at a limit" in lines(shown | {"keys": keys})
+    assert "  keys in the trackers' handlers: 1,020 wait, 20 at a limit" in lines(shown | {"keys": keys})
     assert not any("keys" in line for line in lines(shown))
 
 

@@ -38,6 +38,28 @@ async def test_a_stop_that_passes_on_a_cancellation_of_its_own_still_closes_the_
     assert connections.closed
 
 
+async def test_a_stop_that_is_cancelled_still_closes_the_connections() -> None:
+    """A rebalance cancels a question to the trackers, whose consumer may just be stopping."""
+    begun, connections = asyncio.Event(), Connections()
+
+    async def stop() -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    fetching = asyncio.ensure_future(asyncio.Event().wait())
+    fetcher = SimpleNamespace(_fetch_task=fetching)
+    consumer = SimpleNamespace(stop=stop, _client=connections, _coordinator=None, _fetcher=fetcher)
+    stopping = asyncio.ensure_future(stop_consumer(consumer, 60))
+    await begun.wait()
+    stopping.cancel()
+
+    with pytest.raises(asyncio.CancelledError):
+        await stopping
+
+    assert connections.closed
+    assert fetching.cancelled()
+
+
 async def test_what_a_fenced_producer_leaves_behind_is_not_reported_as_an_oversight() -> None:
     """A worker that was stopped for longer than its membership, say: another one has its partition now."""
     reported: list[dict[str, Any]] = []

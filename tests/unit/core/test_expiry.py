@@ -21,9 +21,10 @@ SENT_MS = 1_000_000
 
 
 def lease(
-    state: State = State.LEASED, *, attempt: int = 1, due_ms: int = 0, since_ms: int = 0, text: str = ""
-) -> LeaseRow:
-    return LeaseRow("q", 9, attempt, due_ms, since_ms, state, True, text)
+    state: State = State.LEASED, *, attempt: int = 1, due_ms: int = 0, since_ms: int = 0, counted: bool = True,
+    text: str = "",
+) -> LeaseRow:  # fmt: skip
+    return LeaseRow("q", 9, attempt, due_ms, since_ms, state, counted, text)
 
 
 def payload(*headers: tuple[str, bytes]) -> Payload:
@@ -57,6 +58,22 @@ def test_an_expired_message_becomes_a_dead_letter_if_its_queue_says_so() -> None
     headers = dict(redelivery(action, payload(at(SENT_MS)), SENT_MS + 2_500, own_topic=False).headers)
     assert headers["marq-reason"] == b"expired 2.5 s before it could be delivered; before that: boom"
     assert headers["marq-attempt"] == b"1"
+
+
+@pytest.mark.parametrize(
+    ("row", "attempts"),
+    [
+        (lease(State.DELAYED), 0),
+        (lease(State.DELAYED, attempt=3), 2),
+        (lease(State.RELEASED, counted=False), 0),
+        (lease(State.RELEASED, attempt=2), 2),
+        (lease(attempt=2), 2),
+    ],
+)
+def test_a_dead_letter_that_expired_has_the_number_of_attempts_before(row: LeaseRow, attempts: int) -> None:
+    action = due(row, payload(at(SENT_MS)), SENT_MS, expired="dead-letter")
+
+    assert (action.destination, action.attempt) == (Destination.DEAD_LETTERS, attempts)
 
 
 def test_a_queue_without_dead_letters_drops_expired_messages_too() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from lab.proof.checker import check
 from marq.wire.markers import DUE_AT_ONCE, Cause, Kind
 from tests.unit.proof.story import (
@@ -120,3 +122,17 @@ def test_a_dropped_message_says_why() -> None:
 
     assert "cancelled" in check(events).violations
     assert f"{LOG}/0" in str(check(events).findings[0])
+
+
+@pytest.mark.parametrize(("attempts", "violations"), [(0, {}), (1, {"expired": 2})])
+def test_a_message_that_expired_before_its_first_delivery_had_no_attempts(
+    attempts: int, violations: dict[str, int]
+) -> None:
+    def tell(story: ExpiryStory) -> None:
+        story.send(0)
+        story.acquire("second", SECOND, 0, 0, dues_ms=[DUE_AT_ONCE])
+        story.tick(100)
+        story.fire(0, Kind.DEAD_LETTERED, attempts, Cause.MESSAGE_EXPIRED)
+        story.dead(0, attempts)
+
+    assert check(events_of(tell, ExpiryStory)).violations == violations
