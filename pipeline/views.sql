@@ -286,7 +286,7 @@ SELECT
 FROM failures
 GROUP BY ALL;
 
--- ``reasons`` are the ends of all deliveries but the last one. ``in place``: the table combines the deliveries of an
+-- ``reasons`` are the ends of all deliveries but the last one, with the kinds of errors. ``in place``: the table combines the deliveries of an
 -- ordered message into one. ``earlier attempts`` were also in place, or are not in the data.
 CREATE OR REPLACE VIEW repeats AS
 WITH counted AS (
@@ -297,7 +297,7 @@ WITH counted AS (
         count(*) FILTER (received) + sum(expirations) AS deliveries,
         max(attempt) FILTER (received) AS attempts,
         list(
-            CASE WHEN redriven THEN 'redriven' WHEN error IS NULL THEN outcome ELSE outcome || ': ' || error END
+            CASE WHEN redriven THEN 'redriven' ELSE outcome || coalesce(': ' || error_kind(error), '') END
             ORDER BY number
         ) FILTER (received OR redriven) AS ends,
         sum(expirations) AS expirations
