@@ -31,6 +31,8 @@ SET VARIABLE data = coalesce(
 );
 
 SELECT CASE
+    WHEN regexp_matches(getvariable('data'), '[*?\[\]{}]')
+        THEN error(getvariable('data') || ': expected a path without *?[]{}, which are patterns')
     WHEN count(*) = 0 THEN error(getvariable('data') || ' is not a data directory: it has no about.json')
 END AS checked
 FROM glob(getvariable('data') || '/about.json');

@@ -245,6 +245,16 @@ def test_other_directories_are_refused(tmp_path: Path, about: dict[str, int] | N
         opened(tmp_path)
 
 
+def test_a_directory_whose_name_is_a_pattern_is_refused(tmp_path: Path) -> None:
+    """Its tables would have no rows."""
+    data = tmp_path / "data [old]"
+    data.mkdir()
+    (data / "about.json").write_text(json.dumps({"format": 3}))
+
+    with pytest.raises(duckdb.InvalidInputException, match=r"expected a path without \*\?\[\]\{\}"):
+        opened(data)
+
+
 def test_the_directory_is_required() -> None:
     with duckdb.connect() as connection, pytest.raises(duckdb.InvalidInputException, match="SET VARIABLE data"):
         connection.execute(VIEWS)
