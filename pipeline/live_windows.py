@@ -46,7 +46,8 @@ from marq.wire.live_windows import (
     windows_folder,
 )
 from pipeline.cut import Cut
-from pipeline.lake import Commit, Lake, batch_place
+from pipeline.errors import PipelineError
+from pipeline.lake import MAINTAIN, Commit, Lake, batch_place
 from pipeline.lifecycle import LIFECYCLE, acked_at_once, lifecycle
 from pipeline.lifecycle_runs import NOTHING, RULES, Run, parts_of
 from pipeline.record_parts import KEY, PARTS, added_up, message_id
@@ -84,7 +85,7 @@ class LiveWindows(Run):
         """Update the windows, which are then known up to ``now_ms``; return how many minutes of queues changed.
 
         Raises:
-            PipelineError: another process is updating them.
+            PipelineError: another process is updating them, or ``maintain`` exchanges batches.
         """
         with self._lake.alone(TABLE):
             commit = self._lake.last_commit(TABLE)
@@ -99,6 +100,12 @@ class LiveWindows(Run):
         self._lake.write_text(STATUS_FILE, json.dumps({**status, "queues_left_out": left_out}))
 
     def _compute(self, last: Commit, now_ms: int) -> int:
+        exchange = self._lake.last_commit(MAINTAIN)
+        if exchange is not None and exchange["open"]:
+            raise PipelineError(
+                f"{self._lake.path}: maintain has not finished exchanging batches, so rows may be missing: wait for it,"
+                " or run `python -m pipeline maintain` again if it was interrupted"
+            )
         for place in last["garbage"]:
             self._lake.delete(place)
         # Rows and parts of another release may lack what this one computes its columns from.
@@ -120,6 +127,10 @@ class LiveWindows(Run):
         finally:
             parts.unpersist()
             former.unpersist()
+        if self._lake.last_commit(MAINTAIN) != exchange:
+            raise PipelineError(
+                f"{self._lake.path}: maintain exchanged batches while the windows were computed, so rows may be missing"
+            )
         totals = self._totals(queues, now_ms)
         windows = self._windows(queues, totals["totals"], totals["kept"])
         self._write_windows(windows)

@@ -113,7 +113,12 @@ def _line(axes: Axes, times: pd.Series, values: pd.Series, **style: Any) -> None
         axes.plot(times.to_numpy()[alone], numbers[alone], "o", markersize=3, color=line.get_color())
 
 
-def _times(axes: np.ndarray) -> None:
+def _times(axes: np.ndarray, rows: pd.DataFrame) -> None:
+    """Make the horizontal axes those of the windows; without a range, one point is shown with years around it."""
+    windows = rows[rows["scope"] == "window"]
+    begin, end = windows["starts_at"].min(), windows["ends_at"].max()
+    margin = (end - begin) * 0.02
+    axes[0, 0].set_xlim(begin - margin, end + margin)
     for panel in axes.flat:
         locator = AutoDateLocator(minticks=3, maxticks=7 if axes.shape[1] > 1 else 10)
         panel.xaxis.set_major_locator(locator)
@@ -154,11 +159,14 @@ _DURATION_TICKS = (
 def _counts(axes: Axes) -> None:
     axes.set_ylim(0, None if axes.dataLim.y1 > 0 else 1)
     axes.yaxis.set_major_locator(MaxNLocator(4))
-    axes.yaxis.set_major_formatter(EngFormatter(sep=""))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _counted(value)))
 
 
-def _counted(count: int) -> str:
-    return f"{count:,}" if count < 100_000 else EngFormatter(sep="")(count)
+def _counted(count: float) -> str:
+    return f"{count:,.6g}" if count < 100_000 else EngFormatter(sep="")(count)
+
+
+_RATES = ("sent", "delivered", "acked", "released", "rejected", "expired", "dead")
 
 
 def _rates(figure: Figure, rows: pd.DataFrame) -> None:
@@ -167,21 +175,23 @@ def _rates(figure: Figure, rows: pd.DataFrame) -> None:
     axes = _axes(figure, len(queues), 2)
     for queue, (left, right) in zip(queues, axes, strict=True):
         windows = _windows(rows, queue)
-        times = windows["middle"].to_numpy()
+        # A step for each window, so that one window alone is also visible.
+        times = [*windows["starts_at"], windows["ends_at"].iloc[-1]]
+        rates = {kind: [*windows[f"{kind}_per_second"], windows[f"{kind}_per_second"].iloc[-1]] for kind in _RATES}
         # Equal rates cover each other: an area, a line and dashes stay visible.
-        left.fill_between(times, windows["sent_per_second"], color=LINES[0], alpha=0.3, linewidth=0, label="sent")
-        left.plot(times, windows["delivered_per_second"], color=LINES[1], linewidth=1.8, label="delivered")
+        left.fill_between(times, rates["sent"], step="post", color=LINES[0], alpha=0.3, linewidth=0, label="sent")
+        left.step(times, rates["delivered"], where="post", color=LINES[1], linewidth=1.8, label="delivered")
         dashes = {"color": TEXT, "linewidth": 1.2, "linestyle": (0, (3, 3))}
-        left.plot(times, windows["acked_per_second"], label="acked", **dashes)
-        for at, kind in enumerate(("released", "rejected", "expired", "dead")):
+        left.step(times, rates["acked"], where="post", label="acked", **dashes)
+        for at, kind in enumerate(_RATES[3:]):
             style = {"color": LINES[at + 2], "linestyle": ("-", "--", "-", ":")[at]}
-            right.plot(times, windows[f"{kind}_per_second"], linewidth=1.4, label=kind, **style)
+            right.step(times, rates[kind], where="post", linewidth=1.4, label=kind, **style)
         left.set_title(_name(queue), loc="left")
         left.set_ylabel("messages/s")
         right.set_title(f"{_name(queue)}: failures", loc="left")
         _counts(left)
         _counts(right)
-    _times(axes)
+    _times(axes, rows)
     _legend(figure, *axes[0])
 
 
@@ -203,7 +213,7 @@ def _percentiles(parts: Sequence[tuple[str, str]], shares: Sequence[str]) -> Dra
                 panel.set_title(f"{_name(queue)}: {title}", loc="left")
                 _durations(panel)
             line_of_axes[0].set_ylabel("duration")
-        _times(axes)
+        _times(axes, rows)
         _legend(figure, axes[0][0])
 
     return draw_percentiles
@@ -231,7 +241,7 @@ def _standing(figure: Figure, rows: pd.DataFrame) -> None:
         panel.set_title(title, loc="left")
         panel.set_ylabel(unit)
         scale(panel)
-    _times(axes)
+    _times(axes, rows)
     _legend(figure, axes[0][0])
 
 

@@ -27,10 +27,10 @@ from marq.core.deliveries import dead_letter_records
 from marq.dead_letters.log import DeadLetterLog, open_dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Spot, dead_letters_at
-from marq.kafka.marker_writer import FRAME_BYTES
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.markers import Delay, Discard, Source
+from marq.wire.names import FRAME_BYTES
 from pipeline import dead_letters
 from pipeline.errors import PipelineError, sentence
 from pipeline.kafka import Connection, TopicAdmin, committed_records

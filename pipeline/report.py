@@ -38,13 +38,14 @@ p { margin: .25rem 0 .75rem; color: #59636e; }
 img { max-width: 100%; min-width: 46rem; height: auto; }
 div.wide { overflow-x: auto; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: .5rem 0 1rem; }
-th, td { padding: .25rem .75rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap; }
+th, td { padding: .25rem .6rem; text-align: right; border-bottom: 1px solid #d8dee4; white-space: nowrap; }
 th { font-weight: 600; }
-th:first-child, td:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: #ffffff; }
+th:first-child, td:first-child { text-align: left; padding-left: 0; position: sticky; left: 0; background: #ffffff;
+  max-width: 20rem; white-space: normal; overflow-wrap: break-word; }
 @media (max-width: 40rem) {
   body { margin-top: 1rem; }
   th, td { padding: .25rem .4rem; }
-  th:first-child, td:first-child { max-width: 9rem; overflow: hidden; text-overflow: ellipsis; }
+  th:first-child, td:first-child { max-width: 9rem; }
 }
 """
 
@@ -100,7 +101,7 @@ def _overview(totals: Sequence[Mapping[str, Any]]) -> str:
 def _queue(total: Mapping[str, Any], keys: Sequence[Mapping[str, Any]]) -> str:
     queue = total["queue"]
     counts = [_number(total[name]) for name in _COUNTS]
-    messages = _table(f"{queue}: messages", ("in messages", *_COUNTS), [["all", *counts]])
+    messages = _table(f"{queue}: messages", _COUNTS, [counts])
     durations = _table(
         f"{queue}: times",
         ("time", *_SHARES),

@@ -14,7 +14,7 @@ from pipeline.errors import PipelineError
 
 SECOND_MS, MINUTE_MS, HOUR_MS, DAY_MS = 1_000, 60_000, 3_600_000, 86_400_000
 _UNITS_MS = {"ms": 1, "s": SECOND_MS, "m": MINUTE_MS, "h": HOUR_MS, "d": DAY_MS}
-_BYTES = {"": 1, "B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 1000**2, "MiB": 1 << 20}
+_BYTES = {"": 1, "B": 1, "kB": 1000, "KiB": 1 << 10, "MB": 1000**2, "MiB": 1 << 20, "GB": 1000**3, "GiB": 1 << 30}
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([a-zA-Z]*)")
 #: A hundred years: longer durations are mistakes and exceed what a timestamp can hold.
 MAX_MS = 100 * 365 * DAY_MS
@@ -28,7 +28,7 @@ def duration_ms(name: str, text: str, *, least_ms: int = 1) -> int:
 
 
 def size_bytes(name: str, text: str) -> int:
-    return round(_number(name, text, _BYTES, "bytes, as in 200 or 4KiB (B, kB, KiB, MB, MiB)"))
+    return round(_number(name, text, _BYTES, "bytes, as in 200 or 4KiB (B, kB, KiB, MB, MiB, GB, GiB)"))
 
 
 def _number(name: str, text: str, units: Mapping[str, int], expected: str) -> float:

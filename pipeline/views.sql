@@ -31,6 +31,8 @@ SET VARIABLE data = coalesce(
 );
 
 SELECT CASE
+    WHEN regexp_matches(getvariable('data'), '[*?\[\]{}]')
+        THEN error(getvariable('data') || ': expected a path without *?[]{}, which are patterns')
     WHEN count(*) = 0 THEN error(getvariable('data') || ' is not a data directory: it has no about.json')
 END AS checked
 FROM glob(getvariable('data') || '/about.json');
@@ -286,7 +288,7 @@ SELECT
 FROM failures
 GROUP BY ALL;
 
--- ``reasons`` are the ends of all deliveries but the last one. ``in place``: the table combines the deliveries of an
+-- ``reasons`` are the ends of all deliveries but the last one, with the kinds of errors. ``in place``: the table combines the deliveries of an
 -- ordered message into one. ``earlier attempts`` were also in place, or are not in the data.
 CREATE OR REPLACE VIEW repeats AS
 WITH counted AS (
@@ -297,7 +299,7 @@ WITH counted AS (
         count(*) FILTER (received) + sum(expirations) AS deliveries,
         max(attempt) FILTER (received) AS attempts,
         list(
-            CASE WHEN redriven THEN 'redriven' WHEN error IS NULL THEN outcome ELSE outcome || ': ' || error END
+            CASE WHEN redriven THEN 'redriven' ELSE outcome || coalesce(': ' || error_kind(error), '') END
             ORDER BY number
         ) FILTER (received OR redriven) AS ends,
         sum(expirations) AS expirations

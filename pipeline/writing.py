@@ -14,11 +14,10 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 
+from marq.wire.names import FRAME_BYTES
 from pipeline.errors import PipelineError, sentence
 from pipeline.kafka import Connection
 
-#: The most that Kafka's framing adds to a record (docs/protocol.md, "The marker record").
-FRAME_BYTES = 512
 HEADERS = "array<struct<key:string,value:binary>>"
 MAX_RATE = 1_000_000
 #: The producer's buffer, unless four records need more.

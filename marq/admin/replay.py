@@ -31,7 +31,7 @@ from marq.client.backends import require_kafka
 from marq.core.storage.acquired_ranges import AcquiredRanges, acquired_in
 from marq.kafka.inspector import Inspector
 from marq.kafka.log_reader import LogReader, existing_ranges
-from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Row
 from marq.kafka.topics import Topics, ensure_topics
 from marq.queues.queues import Queues
@@ -41,6 +41,7 @@ from marq.wire.errors import ConfigError
 from marq.wire.large_messages import without_value
 from marq.wire.markers import Delay, Payload, Source, payload_bytes, spans
 from marq.wire.names import (
+    FRAME_BYTES,
     ID_HEADER,
     KEY_HEADER,
     ORDERING_KEY_HEADER,

@@ -23,7 +23,7 @@ from operator import attrgetter
 
 from marq.consumer.expiry import expired
 from marq.consumer.ordering import KeyQueues, Ordering, PendingRetry, RereadRecords
-from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.leases.receiver_settings import ReceiverSettings
@@ -47,6 +47,7 @@ from marq.wire.names import (
     ATTEMPT_HEADER,
     DELIVER_AT_HEADER,
     EXPIRES_AT_HEADER,
+    FRAME_BYTES,
     ORDERING_KEY_HEADER,
     RESERVED_HEADER,
     TYPE_HEADER,

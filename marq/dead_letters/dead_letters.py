@@ -27,12 +27,11 @@ from marq.dead_letters.log import DeadLetterLog, Stored, open_dead_letter_log
 from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Survey, dead_letters_at
 from marq.dead_letters.snapshots import Snapshot
-from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings, whole_number
 from marq.wire.errors import ConfigError, UnknownQueue
 from marq.wire.markers import Delay, Discard, Source
-from marq.wire.names import check_queue_name, closest_name
+from marq.wire.names import FRAME_BYTES, check_queue_name, closest_name
 
 _MAX_RATE = 1_000_000
 _MAX_LIMIT = 2**62

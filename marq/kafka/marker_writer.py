@@ -31,10 +31,8 @@ from marq.wire.markers import (
     Reschedule,
     spans,
 )
-from marq.wire.names import markers_partition
+from marq.wire.names import FRAME_BYTES, markers_partition
 
-#: Maximum number of bytes that Kafka's framing adds to a batch of one record.
-FRAME_BYTES = 512
 #: From this number on, records of a partition are sent as a batch: a single record costs more per record, but a batch
 #: waits for the records before it.
 LEAST_OF_BATCH = 8

@@ -21,13 +21,13 @@ from marq.backend.cluster import Cluster, Writer
 from marq.client.delivery_time import Expiry, When, with_expiry
 from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
-from marq.kafka.marker_writer import FRAME_BYTES, MarkerRecord
+from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
 from marq.producer.batches import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
-from marq.wire.names import deduplicating_partition, source_partition, synthetic_topic
+from marq.wire.names import FRAME_BYTES, deduplicating_partition, source_partition, synthetic_topic
 from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import sequence
 

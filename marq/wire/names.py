@@ -71,6 +71,8 @@ MAX_QUEUE_NAME_BYTES = 200
 MAX_HEADERS = 65_500
 #: Bytes of a header's name as UTF-8; the marker format keeps its length in two bytes.
 MAX_HEADER_NAME_BYTES = 65_535
+#: Maximum number of bytes that Kafka's framing adds to a batch of one record.
+FRAME_BYTES = 512
 #: Room in a record for the headers that redelivery adds and for Kafka's own framing.
 HEADER_ROOM_BYTES = 1_024
 #: How much more the markers, changelog and dead-letter topics accept than the messages topic.

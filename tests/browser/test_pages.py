@@ -279,6 +279,27 @@ def test_the_legend_shows_the_values_at_the_cursor_and_what_is_not_known_of_a_su
     expect(values).to_have_text(["8", "\N{EN DASH}", "\N{EN DASH}"])
 
 
+def test_a_chart_shows_a_value_between_two_gaps(site: Site, page: Page) -> None:
+    waiting = [None] * 300 + [8] + [None] * 300
+    answer = {"times": [*range(len(waiting))], "series": {"waiting": waiting}}
+    page.route("**/api/history", lambda route: route.fulfill(json=answer))
+
+    page.goto(site.url + "/")
+
+    expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)
+    # Axes and grid are grey.
+    coloured = page.locator(".chart canvas").first.evaluate("""canvas => {
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let count = 0;
+        for (let at = 0; at < data.length; at += 4) {
+            const rgb = data.slice(at, at + 3);
+            count += data[at + 3] > 128 && Math.max(...rgb) - Math.min(...rgb) > 64;
+        }
+        return count;
+    }""")
+    assert coloured > 4 * 4
+
+
 def test_charts_stay_when_a_page_is_refreshed(site: Site, page: Page) -> None:
     page.goto(site.url + "/")
     expect(page.locator(".chart[data-drawn=yes] canvas")).to_have_count(2)

@@ -80,7 +80,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     one = record(1, 1)
     wanted[one] = {"state": "acked", "outcomes": ["released", "acked"], "attempts": 2, "late_ms": [500, None]}
     say("ACQUIRE", 1, 2)
-    say("RELEASE", 1, 4, delay_ms=10_000, counted=True, text="boom")
+    say("RELEASE", 1, 4, delay_ms=10_000, counted=True, text="boom 7")
     say("REDELIVERED", 1, 14.5, attempt=2, cause="RELEASED", **fact)
     record(101, 14.4, copy_of=one, attempt=2)
     say("ACQUIRE", 101, 15, attempt=2, id=one)
@@ -213,7 +213,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     one = record(19, 1)  # failed its last attempt: the delay of its RELEASE is ignored
     wanted[one] = {"state": "dead", "outcomes": ["released"], "dead_letters": 1, "late_ms": [0]}
     say("ACQUIRE", 19, 2, attempt=5)
-    say("RELEASE", 19, 3, delay_ms=40_000, counted=True, text="boom")
+    say("RELEASE", 19, 3, delay_ms=40_000, counted=True, text="boom 7")
     log.letter(4, 19, one, 3.4)
     say("DEAD_LETTERED", 19, 3.5, attempt=5, cause="RELEASED", **fact)
 
@@ -224,7 +224,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     say("RESUME", 20, 1)
     say("RESUMED", 20, 1.5, attempt=1, **fact)
     say("ACQUIRE", 20, 2, **ordered)
-    say("RELEASE", 20, 3, delay_ms=1_000, counted=True, text="boom")
+    say("RELEASE", 20, 3, delay_ms=1_000, counted=True, text="boom 7")
     say("ACQUIRE", 20, 5, attempt=2, **ordered)
     say("ACQUIRE", 20, 900, attempt=3, holder="b" * 16, **ordered)
     say("ACK", 20, 901, holder="b" * 16)
@@ -232,7 +232,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     one = record(25, 1)  # delivered again only after releases; the last one is of a shutdown
     wanted[one] = {"state": "acked", "outcomes": ["acked"], "attempts": 2, "duplicates": 0}
     say("ACQUIRE", 25, 2, **ordered)
-    say("RELEASE", 25, 3, counted=True, text="boom")
+    say("RELEASE", 25, 3, counted=True, text="boom 7")
     say("ACQUIRE", 25, 5, attempt=2, **ordered)
     say("RELEASE", 25, 6, delay_ms=0, counted=False)
     say("ACQUIRE", 25, 7, attempt=2, holder="b" * 16, **ordered)
@@ -242,7 +242,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     wanted[one] = {"state": "released", "open": True, "outcomes": [None], "attempts": 2, "duplicates": 1}
     say("ACQUIRE", 26, 2, **ordered)
     say("ACQUIRE", 26, 40, attempt=2, **ordered)
-    say("RELEASE", 26, 41, counted=True, text="boom")
+    say("RELEASE", 26, 41, counted=True, text="boom 7")
 
     # No tracker ends these, however late it is.
     wanted[record(21, 1)] = {"state": "leased", "open": True, "outcomes": [None], "differences": 0}
@@ -257,7 +257,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     one = record(24, 1)  # … but it makes a dead letter after the last attempt
     wanted[one] = {"state": "dead", "outcomes": ["released"], "dead_letters": 1, "attempts": 5}
     say("ACQUIRE", 24, 2, attempt=5, **ordered)
-    say("RELEASE", 24, 3, counted=True, text="boom")
+    say("RELEASE", 24, 3, counted=True, text="boom 7")
     log.letter(5, 24, one, 3.4)
     say("DEAD_LETTERED", 24, 3.5, attempt=5, cause="RELEASED", **fact)
 
@@ -282,7 +282,7 @@ def told() -> tuple[Log, dict[str, dict[str, Any]]]:
     one = record(30, 1)  # expired while it waited for its second attempt, and dead-lettered
     wanted[one] = {"state": "dead", "outcomes": ["message_expired"], "dead_letters": 1, "duplicates": 0}
     say("ACQUIRE", 30, 2)
-    say("RELEASE", 30, 3, delay_ms=1_000, counted=True, text="boom")
+    say("RELEASE", 30, 3, delay_ms=1_000, counted=True, text="boom 7")
     log.letter(7, 30, one, 3.9)
     say("DEAD_LETTERED", 30, 4.1, attempt=1, cause="MESSAGE_EXPIRED", **fact)
 

@@ -274,6 +274,36 @@ def test_maintain_leaves_batches_that_the_windows_have_not_counted(spark: SparkS
     assert merged() == 3
 
 
+@pytest.mark.verify
+@pytest.mark.parametrize("interrupted", [True, False], ids=["interrupted", "meanwhile"])
+def test_windows_wait_for_the_batches_that_maintain_exchanges(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    directory = directory_for(spark, tmp_path)
+    for tables in rounds(told()[0], 3.2):
+        directory.bring(tables)
+    Run(spark, directory.lake).take()
+    maintenance = Maintenance(spark, directory.lake, 2**30)
+    with monkeypatch.context() as patch:
+        if interrupted:
+            # The first batch of markers has left its place, and the merged one is not in its place yet.
+            renames = iter((Lake.rename, None))
+            patch.setattr(Lake, "rename", lambda *arguments: next(renames)(*arguments))  # type: ignore[misc]
+            with pytest.raises(TypeError):
+                maintenance.run()
+        else:
+            stage = LiveWindows._stage_events
+            patch.setattr(LiveWindows, "_stage_events", lambda *arguments: maintenance.run() and stage(*arguments))
+
+        with pytest.raises(PipelineError, match=r"maintain (has not finished|exchanged)"):
+            LiveWindows(spark, directory.lake).update(NOW_MS)
+
+    maintenance.run()
+    LiveWindows(spark, directory.lake).update(NOW_MS)
+
+    assert of_queues(written(tmp_path)) == computed(directory)
+
+
 def test_a_directory_is_merged_with_those_that_are_at_most_twice_as_large(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live_windows, "MERGED_AT_ONCE", 2)
     assert _merged([["a", 100], ["b", 10], ["c", 3]], 2) == 2

@@ -65,13 +65,13 @@ def test_the_notebook_answers_five_questions(shown: Mapping[str, pd.DataFrame]) 
     assert sorted(of(shown["failures"], "outcome", "kind", "failures", "dead")) == [
         ("abandoned", "abandoned", 1, 0),
         ("expired", "expired", 5, 1),
-        ("message_expired", "boom", 1, 1),
+        ("message_expired", "boom N", 1, 1),
         ("message_expired", "message_expired", 1, 0),
         ("rejected", "bad", 4, 2),
-        ("released", "boom", 4, 2),
+        ("released", "boom N", 4, 2),
     ]
     assert (["expired"], ["acked late"], 1) in of(shown["repeat-reasons"], "reasons", "causes", "messages")
-    assert (["released: boom"], [], 1) in of(shown["repeat-reasons"], "reasons", "causes", "messages")
+    assert (["released: boom N"], [], 1) in of(shown["repeat-reasons"], "reasons", "causes", "messages")
     assert shown["repeat-reasons"]["messages"].sum() == len(shown["repeats"]) == 13
     assert of(shown["late-by-queue"], "queue", "kind", "late", "late_max_ms") == [("q", "redelivery", 5, 3_100)]
     assert of(shown["late"], "id", "late_ms")[0] == (f"{place}/10", 3_100)

@@ -13,7 +13,7 @@ from pipeline.jobs.plan import rates, text_lines
 from pipeline.lake import Lake
 from pipeline.planning import CONSTANTS, MIB, QUANTITIES, Plan, target_rates
 from pipeline.profiles import Profile, Target, profiles
-from pipeline.spans import DAY_MS
+from pipeline.spans import DAY_MS, size_bytes
 from tests.pipeline.conftest import Command
 from tests.pipeline.test_statistics import Row, at, delivery, frame, message
 
@@ -209,3 +209,8 @@ def test_the_job_plans_from_the_table(spark: SparkSession, data: Path, command: 
 )
 def test_invalid_options_are_one_sentence(command: Command, words: str, said: str) -> None:
     assert command(f"plan {words}").refusal.startswith(said)
+
+
+@pytest.mark.parametrize(("text", "expected"), [("200", 200), ("1.5kB", 1500), ("4MiB", 4 << 20), ("2GiB", 2 << 30)])
+def test_sizes_have_units(text: str, expected: int) -> None:
+    assert size_bytes("--target", text) == expected

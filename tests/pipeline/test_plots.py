@@ -9,6 +9,8 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from matplotlib.dates import date2num
+from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from pipeline.dashboard import MAX_POINTS, SERIES, document
@@ -78,6 +80,25 @@ def test_a_plot_is_drawn_of_any_table(plot: Plot, queues: list[str]) -> None:
     assert width == 1100
     assert 200 < height < 2500
     assert picture[:, :, :3].min() < 0.5  # something is drawn
+
+
+def test_the_rates_of_one_window_are_drawn_over_its_length() -> None:
+    table = rows("rare", minutes=1, **{f"{name}_per_second": 0.25 for name in EVENTS})
+    figure = Figure()
+    [rates] = [plot for plot in PLOTS if plot.name == "rates"]
+
+    rates.draw(figure, table)
+
+    left, right = figure.axes
+    noon, later = (date2num(NOON + timedelta(minutes=minute)) for minute in (0, 1))
+    for panel, lines in ((left, 2), (right, 4)):
+        assert [list(panel.convert_xunits(line.get_xdata())) for line in panel.lines] == [[noon, later]] * lines
+        begin, end = panel.get_xlim()
+        assert noon - (later - noon) < begin <= noon < later <= end < later + (later - noon)
+    # Without prefixes such as "m" for a thousandth.
+    labels = [label.get_text() for label in left.get_yticklabels()]
+    assert [float(label) for label in labels] == pytest.approx(left.get_yticks())
+    assert 0 < float(labels[1]) < 1
 
 
 def test_the_busiest_queues_are_plotted_and_no_more_than_can_be_looked_at() -> None:

@@ -127,10 +127,10 @@ def test_failures_have_the_kind_of_their_error(views: duckdb.DuckDBPyConnection)
     assert found == [
         ("abandoned", "abandoned", 1, 1, 0),
         ("expired", "expired", 5, 4, 1),
-        ("message_expired", "boom", 1, 1, 1),
+        ("message_expired", "boom N", 1, 1, 1),
         ("message_expired", "message_expired", 1, 1, 0),
         ("rejected", "bad", 4, 4, 2),
-        ("released", "boom", 4, 4, 2),
+        ("released", "boom N", 4, 4, 2),
     ]
 
 
@@ -158,7 +158,7 @@ def test_kinds_are_those_of_the_online_dead_letters(error: str, views: duckdb.Du
 def test_repeats_name_the_reasons(views: duckdb.DuckDBPyConnection) -> None:
     found = named(rows(views, "SELECT id, deliveries, reasons FROM repeats"))
 
-    assert found[place(1)] == (2, ["released: boom"])
+    assert found[place(1)] == (2, ["released: boom N"])
     assert found[place(2)] == (2, ["expired"])
     assert found[place(10)] == (3, ["expired", "acked"])
     assert found[place(13)] == (2, ["rejected: bad", "redriven"])
@@ -243,6 +243,16 @@ def test_other_directories_are_refused(tmp_path: Path, about: dict[str, int] | N
 
     with pytest.raises(duckdb.InvalidInputException, match=sentence):
         opened(tmp_path)
+
+
+def test_a_directory_whose_name_is_a_pattern_is_refused(tmp_path: Path) -> None:
+    """Its tables would have no rows."""
+    data = tmp_path / "data [old]"
+    data.mkdir()
+    (data / "about.json").write_text(json.dumps({"format": 3}))
+
+    with pytest.raises(duckdb.InvalidInputException, match=r"expected a path without \*\?\[\]\{\}"):
+        opened(data)
 
 
 def test_the_directory_is_required() -> None:

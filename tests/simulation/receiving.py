@@ -15,12 +15,12 @@ from marq.consumer.receiver import AcquireBatch, Receiver
 from marq.consumer.session import ConsumerSession
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
-from marq.kafka.marker_writer import FRAME_BYTES
 from marq.kafka.records import Records
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.topic_configs import room_for_markers
 from marq.wire.markers import Payload, Source, payload_bytes
+from marq.wire.names import FRAME_BYTES
 from tests.simulation.asking import open_reader
 from tests.simulation.prioritising import JudgedPriorities
 

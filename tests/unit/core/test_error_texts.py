@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.kafka.marker_writer import FRAME_BYTES, marker_records
+from marq.kafka.marker_writer import marker_records
 from marq.wire.error_texts import (
     MAX_TEXT_BYTES,
     MAX_TRACEBACK_BYTES,
@@ -17,6 +17,7 @@ from marq.wire.error_texts import (
 )
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Reject, Release, Source
+from marq.wire.names import FRAME_BYTES
 
 SOURCE = Source("marq.messages", 0)
 LONG = "".join(f'  File "app.py", line {number}, in bill\n' for number in range(2_000)) + "ValueError: boom"

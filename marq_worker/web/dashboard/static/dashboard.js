@@ -87,6 +87,9 @@ function values(data, name) {
     return found.includes(null) ? null : found.reduce((sum, value) => sum + value, 0);
   });
 }
+// Lines connect neighbours. A value between two gaps, as quiet queues have, gets a dot.
+const alone = (column) =>
+  [...column.keys()].filter((index) => column[index] !== null && (column[index - 1] ?? column[index + 1] ?? null) === null);
 const written = (value, unit) =>
   value === null ? "–" : value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 1 : 0 }) + unit;
 
@@ -117,8 +120,9 @@ function draw(chart) {
     ],
     series: [
       {},
-      ...entries.map((entry) => ({
+      ...entries.map((entry, number) => ({
         stroke: getComputedStyle(entry).stroke,
+        points: { show: false, size: 6, fill: getComputedStyle(entry).stroke, filter: () => alone(columns[number]) },
         width: 2,
         dash: (entry.querySelector("line").getAttribute("stroke-dasharray") || "").split(" ").filter(Boolean).map(Number),
       })),
