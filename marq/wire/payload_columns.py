@@ -146,15 +146,14 @@ def _check(allowed: bool) -> None:
 def _columns(payloads: Sequence[Payload], queue_key: bytes) -> Columns:
     timestamps, attempts, keys, headers, values, left = zip(*payloads, strict=True)
     count = len(timestamps)
-    if any(left):
-        keys = tuple([queue_key if absent else key for absent, key in zip(left, keys, strict=True)])
+    named = any(key != queue_key for absent, key in zip(left, keys, strict=True) if not absent)
     return Columns(
         queue_key,
         timestamps,
         values,
         left=left if any(left) else None,
         attempts=attempts if attempts.count(1) != count else None,
-        keys=keys if keys.count(queue_key) != count else None,
+        keys=keys if named else None,
         headers=[encode_headers(message_headers) for message_headers in headers] if any(headers) else None,
     )
 

@@ -11,7 +11,7 @@ from struct import error as StructError  # noqa: N812 - its own name says too li
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marq.wire.error_texts import MAX_TEXT_BYTES, cut_text
@@ -402,6 +402,17 @@ def test_a_span_has_at_most_as_many_markers_as_a_batch_may_have() -> None:
 
 
 @given(acquires)
+@example(
+    Acquire(
+        "q" * 100,
+        1,
+        Source("t", 0),
+        range(9),
+        0,
+        0,
+        (*[Payload(0, 1, None, (), None, left=True)] * 8, Payload(0, 1, None, (), None)),
+    )
+)
 def test_a_payload_is_never_larger_than_was_reckoned(batch: Acquire) -> None:
     frame = 200 + len(batch.queue.encode()) + len(batch.source.topic.encode())
 
