@@ -420,6 +420,8 @@ SHELL_MUTANTS = (
         "marq.core.storage.table_image",
         "table-differs",
         ('            changes.update(dict.fromkeys(row_keys(queue, source, sorted(replaced), b"s")))\n', ""),
+        tracker_crash=0.02,
+        renew_slow=0.5,
     ),
     # --- unknown version ----------------------------------------------------------------------------------------------
     mutant(
