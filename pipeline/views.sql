@@ -288,8 +288,9 @@ SELECT
 FROM failures
 GROUP BY ALL;
 
--- ``reasons`` are the ends of all deliveries but the last one, with the kinds of errors. ``in place``: the table combines the deliveries of an
--- ordered message into one. ``earlier attempts`` were also in place, or are not in the data.
+-- ``reasons`` are the ends of all deliveries but the last one, with the kinds of errors. ``in place``: the table
+-- combines the deliveries of an ordered message into one. ``earlier attempts`` were also in place, or are not in the
+-- data.
 CREATE OR REPLACE VIEW repeats AS
 WITH counted AS (
     SELECT
