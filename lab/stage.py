@@ -347,7 +347,7 @@ class Stage:
             _, ahead_ms = self._ahead_ms[bisect_right(self._ahead_ms, at_ms, key=lambda moment: moment[0]) - 1]
             if ahead_ms is not None:
                 # Rounded up: a marker of the same millisecond counts as written before.
-                event["time_ms"] = math.ceil(at_ms + (time.time() - time.monotonic()) * 1000 + ahead_ms)
+                event["time_ms"] = math.ceil(at_ms + history.wall_clock_ahead_s() * 1000 + ahead_ms)
             self.delivered += 1
             self.received += event["attempt"] == 1
 

@@ -187,7 +187,7 @@ class DemoRun(Stage):
         self.seconds = time.monotonic() - self._began_s
         phase("stop the consumers, and read the topics")
         await self.finish(limit=self._limit_s)
-        self.events = history.by_time(self.events, (time.time() - time.monotonic()) * 1000)
+        self.events = history.by_time(self.events, history.wall_clock_ahead_s() * 1000)
 
     async def _all_ready(self) -> bool:
         # Each worker must own partitions, so that killing one takes some of them away and leaves others.

@@ -51,6 +51,7 @@ from __future__ import annotations
 
 import heapq
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields
 from hashlib import blake2b
@@ -64,6 +65,8 @@ from marq.wire.markers import Acquire, Batch, Cause, Delay, Headers, Payload, Re
 from marq.wire.record_headers import last_value
 
 Event = dict[str, Any]
+#: How often to read the two clocks for their difference.
+_READINGS = 3
 #: The content of a message without its value.
 LEFT_OUT = "left out"
 #: In an ACQUIRE, the content of a message whose payload is only in its record.
@@ -103,6 +106,18 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
     if len(paths) == 1:
         return _read(paths[0])
     return heapq.merge(*map(_read, paths), key=lambda event: event.get("at_ms", 0))
+
+
+def wall_clock_ahead_s() -> float:
+    """Return how far the wall clock of this machine is ahead of the monotonic one.
+
+    If this process is interrupted between the two readings, the difference is too large, so the smallest counts.
+    """
+    differences = []
+    for _ in range(_READINGS):
+        monotonic_s = time.monotonic()
+        differences.append(time.time() - monotonic_s)
+    return min(differences)
 
 
 def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:

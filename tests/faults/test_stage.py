@@ -5,11 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from lab import stage as stages
 from lab.program import Program, RunError, Worker
+from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.stage import ORDERED, QUEUE, Stage
 
@@ -64,6 +66,21 @@ def test_a_delivery_gets_the_time_of_the_log_unless_the_brokers_clock_is_moving(
     before, moving, after = [event.get("time_ms") for event in stage.events if event["op"] == "deliver"]
     assert moving is None
     assert after - before == pytest.approx(4000 + 3_600_000, abs=50)
+
+
+def test_an_interruption_between_the_readings_of_two_clocks_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a run, a delivery was dated 7 ms before an ack that it followed, which looked like a wrong order."""
+    interruptions_s = iter([0.007, 0.0, 0.5])
+    clock_s = 10.0
+
+    def interrupted() -> float:
+        nonlocal clock_s
+        clock_s += next(interruptions_s)
+        return clock_s + 1_000
+
+    monkeypatch.setattr(history, "time", SimpleNamespace(monotonic=lambda: clock_s, time=interrupted))
+
+    assert history.wall_clock_ahead_s() == 1_000
 
 
 @pytest.mark.parametrize(("code", "options"), [(KILLED, []), (ENDED, ["--die-at=in-transaction"])])

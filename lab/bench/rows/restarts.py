@@ -26,6 +26,7 @@ import marq
 from lab.bench.client import CHUNK, QUEUE, percentiles, plain_producer, values
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, peak_mib
 from lab.program import POLL_SECONDS, RunError, Worker
+from lab.proof.history import wall_clock_ahead_s
 from lab.resources import cpu_seconds
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
@@ -276,7 +277,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
 
         count, start = rate * seconds, sent
         # The broker's clock, which is this machine's, minus the one that measures arrival.
-        ahead_s = time.time() - time.monotonic()
+        ahead_s = wall_clock_ahead_s()
         first_s = time.time() + AHEAD_S + count / SCHEDULED_PER_SECOND
         dues_s = [first_s + index / rate for index in range(count)]
         for index in range(0, count, CHUNK):
