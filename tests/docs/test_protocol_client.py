@@ -95,7 +95,10 @@ def values_of(batch: markers.Batch) -> Values:
 def columns_of(batch: markers.Acquire | markers.Delay) -> Values:
     timestamps, attempts, keys, headers, values, left = map(list, zip(*batch.payloads, strict=True))
     values = [IN_RECORD if absent else value for absent, value in zip(left, values, strict=True)]
-    keys = [batch.queue.encode() if absent else key for absent, key in zip(left, keys, strict=True)]
+    # Readers ignore the key of a payload in its record, so it does not make others have a column of keys.
+    queue_key = batch.queue.encode()
+    named = any(key != queue_key for absent, key in zip(left, keys, strict=True) if not absent)
+    keys = [(None if named else queue_key) if absent else key for absent, key in zip(left, keys, strict=True)]
     own = {"timestamps": timestamps, "attempts": attempts, "keys": keys, "values": values}
     return {**own, "headers": list(map(list, headers))}
 
