@@ -98,12 +98,12 @@ def test_an_expression_sees_the_content_of_a_dead_letter(found: DataFrame) -> No
 
 
 def test_an_unreadable_header_counts_as_absent(spark: SparkSession) -> None:
-    attempts = ["0", "4294967296", "00000000000000000005", "3000000000"]
+    attempts = ["-1", "4294967296", "00000000000000000005", "3000000000", "0"]
     records = [record(offset, b"", marq_attempt=text) for offset, text in enumerate(attempts)]
 
     rows = dead_letters.of_queue(spark.createDataFrame(records, RECORDS), "q").collect()
 
-    assert {row["offset"]: row["attempts"] for row in rows} == {0: 1, 1: 1, 2: 5, 3: 2**31 - 1}
+    assert {row["offset"]: row["attempts"] for row in rows} == {0: 1, 1: 1, 2: 5, 3: 2**31 - 1, 4: 0}
 
 
 @pytest.mark.parametrize(
