@@ -111,7 +111,7 @@ def read(paths: Sequence[Path]) -> Iterator[Event]:
 def wall_clock_ahead_s() -> float:
     """Return how far the wall clock of this machine is ahead of the monotonic one.
 
-    If this process is interrupted between the two readings, the difference is too large, so the smallest counts.
+    An interruption between the two readings makes the difference too large, so this is the smallest of several.
     """
     differences = []
     for _ in range(_READINGS):

@@ -38,8 +38,8 @@ from marq.kafka.queue_records import Serving
 from marq.kafka.records import OneHeader, Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
-from marq.settings.limits import HEADER_KEY
-from marq.settings.queue import BLOCK
+from marq.settings.limits import key_header
+from marq.settings.queue import BLOCK, ORDERING_KEY
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resume, Resumed, Source, offset_runs
 from marq.wire.names import ORDERING_KEY_HEADER
@@ -637,8 +637,8 @@ class KeyQueues:
         self._delivered: set[int] = set()
         #: Messages that are not leased here, and leased ones that become dead letters.
         self._retries: dict[int, PendingRetry] = {}
-        #: Those whose leases had ended when they were read, until the messages that others still have are known. Their
-        #: handlers may have renewed the leases since.
+        #: Those whose leases had ended when they were read, although handlers may have renewed them since. They count
+        #: once all messages that other consumers still have are known.
         self._lapsed: list[tuple[PendingRetry, Open]] = []
         #: Those that have their turns and are delivered once they are leased here, and when they got their turns.
         self.coming: dict[int, float] = {}
@@ -719,7 +719,7 @@ class KeyQueues:
             self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
             self._note_turns(noted, now_s)
             if not self._order.awaited:
-                # A consumer may have begun the messages behind these, so those came first.
+                # Consumers may be running messages behind these, so those were counted first.
                 lapsed, self._lapsed = self._lapsed, []
                 self._note_turns(lapsed, now_s)
         self._continue(firsts, now_s)
@@ -1051,10 +1051,10 @@ def delivered_again(source: Source, queue: str, row: Row, attempt: int, error: s
 
 def keys_of(records: Records, key: str, *, own_topic: bool) -> list[bytes | None]:
     """Return the key of each record, None if it has none; ``key`` is the setting."""
-    if key.startswith(HEADER_KEY):
-        name = key[len(HEADER_KEY) :]
-        return [dict(headers).get(name) or None for headers in records.headers or [()] * len(records)]
-    return ordering_keys(records, own_topic=own_topic)
+    if key == ORDERING_KEY:
+        return ordering_keys(records, own_topic=own_topic)
+    name = key_header(key)
+    return [dict(headers).get(name) or None for headers in records.headers or [()] * len(records)]
 
 
 def ordering_keys(records: Records, *, own_topic: bool) -> list[bytes | None]:

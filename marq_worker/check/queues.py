@@ -177,14 +177,17 @@ def judge_keys(definitions: Definitions, sampled: Mapping[str, SampledKeys]) -> 
         if messages < MIN_SAMPLED or without * 2 <= messages:
             continue
         key = definitions.settings(queue).key
-        lacking = "ordering key" if key == ORDERING_KEY else f"header {key_header(key)}, which is their key"
+        if key == ORDERING_KEY:
+            lacking, advice = "ordering key", "send with ordering_key"
+        else:
+            header = key_header(key)
+            lacking = f"header {header}, which is their key"
+            advice = f"send the header {header}, or change the setting `key`"
         yield warning(
             f"queue {queue}",
             f"{without} of its newest {messages} messages have no {lacking}; each of them is a key of its own",
             expected="a key for most messages, because of `fair` or limits.per_key",
-            advice="send with ordering_key"
-            if key == ORDERING_KEY
-            else f"send the header {key_header(key)}, or change the setting `key`",
+            advice=advice,
         )
 
 

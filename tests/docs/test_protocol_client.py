@@ -95,7 +95,7 @@ def values_of(batch: markers.Batch) -> Values:
 def columns_of(batch: markers.Acquire | markers.Delay) -> Values:
     timestamps, attempts, keys, headers, values, left = map(list, zip(*batch.payloads, strict=True))
     values = [IN_RECORD if absent else value for absent, value in zip(left, values, strict=True)]
-    # Readers ignore the key of a payload in its record, so it does not make others have a column of keys.
+    # Readers ignore the keys of payloads in records, so these alone need no column of keys.
     queue_key = batch.queue.encode()
     named = any(key != queue_key for absent, key in zip(left, keys, strict=True) if not absent)
     keys = [(None if named else queue_key) if absent else key for absent, key in zip(left, keys, strict=True)]

@@ -108,7 +108,7 @@ class Writer:
             return
         travel_ms = rng.randint(1, 5)
         if isinstance(batch, Renew) and world.hit(world.faults.renew_paused):
-            # The answer is there when the process goes on, so it comes before the end of the time to wait for it.
+            # The answer is there when the process goes on, so the process sees it before its time limit ends.
             travel_ms = limit_ms = rng.randint(20, 1_200)
             self._consumer.pause(travel_ms + 1)
         elif world.hit(slow):

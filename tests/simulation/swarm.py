@@ -77,7 +77,7 @@ class Rare(Faults):
     move_every_ms: float = 900.0
     #: Whether the handler of one message ends its process, each time.
     killer: float = 0.0
-    #: How often a consumer is paused while a RENEW of its is on its way, which arrives in the meantime.
+    #: How often a consumer is paused while one of its RENEWs is on its way, which arrives meanwhile.
     renew_paused: float = 0.0
 
 
