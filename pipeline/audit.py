@@ -146,15 +146,17 @@ def balanced(counts: dict[str, int]) -> bool:
 def _surplus() -> Column:
     """Return the number of deliveries besides the first one, redrives, and those that follow a release."""
 
-    def explains(delivery: Column) -> Column:
+    def surplus(delivery: Column) -> Column:
         # After the last attempt, a release leads to a dead letter instead of a redelivery.
         released = (delivery["outcome"] == "released") & delivery["copied"]
-        return released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
+        explains = released | ((delivery["outcome"] == "delivered") & delivery["redriven"])
+        times = F.when(delivery["handed_out"], 1).otherwise(0) + delivery["expirations"]
+        return times - F.when(explains, 1).otherwise(0)
 
-    received = F.filter("deliveries", lambda delivery: delivery["handed_out"])
-    in_place = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, delivery: sum_ + delivery["expirations"])
-    explained = F.size(F.filter("deliveries", explains)) - F.when(came_from_elsewhere(), 1).otherwise(0)
-    return F.size(received) + in_place - 1 - explained
+    sum_ = F.aggregate("deliveries", F.lit(0).cast("long"), lambda sum_, delivery: sum_ + surplus(delivery))
+    # Spark interprets functions of arrays, and almost every message has one delivery.
+    total = F.when(F.size("deliveries") == 1, surplus(F.col("deliveries")[0])).otherwise(sum_)
+    return total - 1 + F.when(came_from_elsewhere(), 1).otherwise(0)
 
 
 def _ends() -> Column:
@@ -188,4 +190,5 @@ def _causes() -> Column:
     behind = F.when((F.col("redeliveries") == 0) & (F.size("deliveries") > 1) & F.col("acked"), "acked behind the copy")
     shown = F.array_compact(F.concat(F.flatten(F.transform("deliveries", of_delivery)), F.array(behind)))
     count = F.col("duplicates").cast("int")
-    return F.slice(F.concat(shown, F.array_repeat(F.lit("unknown"), count)), F.lit(1), count)
+    causes = F.slice(F.concat(shown, F.array_repeat(F.lit("unknown"), count)), F.lit(1), count)
+    return F.when(count > 0, causes).otherwise(F.array().cast("array<string>"))

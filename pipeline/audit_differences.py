@@ -87,7 +87,7 @@ def is_purged() -> Column:
 
 def passed_over() -> Column:
     """Return whether its queue read it or later records, but did not acquire it."""
-    behind = F.exists("runs", lambda run: F.col("offset") < run[0]) & (F.col("offset") >= F.col("begin_offset"))
+    behind = (F.col("offset") < _last_run()[0]) & (F.col("offset") >= F.col("begin_offset"))
     return within() | F.coalesce(behind, F.lit(False))
 
 
@@ -104,7 +104,14 @@ def ingested() -> Column:
 
 
 def within() -> Column:
-    return F.coalesce(F.exists("runs", lambda run: F.col("offset").between(run[0], run[1])), F.lit(False))
+    """Return whether its place is in a run of offsets that its queue read."""
+    in_run = F.exists("runs", lambda run: F.col("offset").between(run[0], run[1]))
+    # Spark interprets exists; a record that waits is behind all runs, of which there may be many.
+    return F.coalesce(F.when(F.col("offset") <= _last_run()[1], in_run), F.lit(False))
+
+
+def _last_run() -> Column:
+    return F.element_at("runs", -1)
 
 
 def _contradiction(held_back: Column) -> Column:

@@ -327,7 +327,9 @@ def _expirations() -> Column:
 def _skipped() -> Column:
     """Return whether it is a record without a message of its queue."""
     untouched = F.coalesce("open_pos", "acked.pos", "fact.pos").isNull() & F.col("death").isNull()
-    return untouched & F.col("record").isNotNull() & skipped(passed_over(), within())
+    # Spark evaluates what appears twice in a condition for each row, unless it is behind a `when`.
+    skips = F.when(untouched & F.col("record").isNotNull(), skipped(passed_over(), within()))
+    return F.coalesce(skips, F.lit(False))
 
 
 def _requests_only() -> Column:

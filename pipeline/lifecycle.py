@@ -39,7 +39,9 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return the rows of :data:`LIFECYCLE`, each with its parts in an array (``parts``)."""
     records = deliveries(parts, cut)
     has = {name: F.max(F.col("state") == name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)}
-    messages = records.groupBy("id", "queue").agg(
+    # Repartitioned first, like parts: almost every message has one record. Sorted by hash, because ids begin alike.
+    grouped = records.repartition("id").groupBy(F.xxhash64("id").alias("hash"), "id", "queue")
+    messages = grouped.agg(
         F.array_sort(F.collect_list(F.struct("began_at", "delivery"))).alias("told"),
         F.collect_list("parts").alias("parts"),
         F.collect_list("differences").alias("own_differences"),
@@ -88,6 +90,12 @@ def came_from_elsewhere() -> Column:
     return (F.col("redrives") > 0) & ~F.exists("deliveries", is_first)
 
 
+def _texts(own: str, others: list[Column]) -> Column:
+    """Return the texts that are not null; almost every row has none, and Spark interprets functions of arrays."""
+    texts = F.array_compact(F.concat(own, F.array(*others)))
+    return F.when((F.size(own) > 0) | F.coalesce(*others).isNotNull(), texts).otherwise(F.array().cast(_TEXTS))
+
+
 def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     held_back = F.lit(bool(cut.round_["held_back"]))
     rows = messages.withColumns(
@@ -115,8 +123,8 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     wrong, pending = differences_of_message(cut, held_back)
     rows = rows.withColumns(
         {
-            "differences": F.array_compact(F.concat("own_differences", F.array(*wrong))),
-            "pending": F.array_compact(F.concat("own_pending", F.array(*pending))),
+            "differences": _texts("own_differences", wrong),
+            "pending": _texts("own_pending", pending),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
             "deliveries": F.transform("told", lambda record: record["delivery"]),
         }

@@ -233,6 +233,8 @@ class Run:
         Returns, for each directory that contained such messages, where its other messages are staged; None if there is
         nothing to recompute.
         """
+        if self._before["batch"] < 0:
+            return None
         # Without messages there are no files to infer the schema from.
         new = self._spark.read.schema(_STAGED).parquet(f"{stage}/told")
         strange = new.where(~F.col("known") | came_from_elsewhere()).select(*_MESSAGE, "deliveries")
