@@ -104,17 +104,23 @@ def wrong(*, drained: bool) -> Column:
     return differs | F.col("unfinished") | (F.col("pending") > 0) if drained else differs
 
 
+def remarkable(rows: DataFrame, *, drained: bool) -> DataFrame:
+    """Return the judged messages that are wrong or have duplicates."""
+    return rows.where(wrong(drained=drained) | (F.col("duplicates") > 0))
+
+
 def verdict(rows: DataFrame, *, corrupt: Sequence[str] = (), drained: bool = False) -> dict[str, Any]:
     """Return the result as a JSON object: counts of all queues and of each, causes, and ids of wrong messages.
 
     ``corrupt``: the places of records of the markers topic that are not markers, which no operator has quarantined.
     """
     by_queue = {row["queue"] or "": {name: row[name] for name in COUNTS} for row in account(rows).collect()}
-    different = rows.where(wrong(drained=drained))
+    few = remarkable(rows, drained=drained)
+    different = few.where(wrong(drained=drained))
     count = different.count()
     return {
         **{name: sum(counts[name] for counts in by_queue.values()) for name in COUNTS},
-        "causes": {row["cause"]: row["count"] for row in causes(rows).collect()},
+        "causes": {row["cause"]: row["count"] for row in causes(few).collect()},
         "queues": by_queue,
         "wrong": [
             {"id": row.id, "queue": row.queue, "state": row.state, "why": [*row.why, *row.may_be]}

@@ -11,10 +11,9 @@ import sys
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
 
 from marq.wire.names import Names
-from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, verdict, wrong
+from pipeline.audit import CAUSES, COUNTS, MAX_IDS, between, chosen, judged, remarkable, verdict
 from pipeline.errors import PipelineError
 from pipeline.ingest import digest_of_record
 from pipeline.lake import ROUNDS, Commit, Lake
@@ -44,7 +43,9 @@ def run(options: argparse.Namespace) -> int:
     say = (lambda text: None) if options.json else (lambda text: print(f"  {text}", file=sys.stderr, flush=True))
     Run(spark, lake, say).take()
     handled = _handled(spark, lake, options.handled)
-    rows = judged(chosen(lake.read(TABLE), options.queue, begin, end), handled).cache()
+    rows = judged(chosen(lake.read(TABLE), options.queue, begin, end), handled)
+    # Computed once: the verdict asks for the same rows.
+    few = remarkable(rows, drained=options.drained).cache()
     round_ = lake.last_commit(ROUNDS) or {}
     result = verdict(rows, corrupt=_corrupt(lake, round_, begin, end), drained=options.drained)
     if options.queue is not None and not result["queues"]:
@@ -54,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
     result["unread_topics"] = round_["unread"]
     result["removed"] = last_run(lake)["removed"]
     result["duplicates_by"] = "deliveries" if handled is None else "handlers"
-    lake.write("audit", rows.where(wrong(drained=options.drained) | (F.col("duplicates") > 0)))
+    lake.write("audit", few)
     if options.json:
         print(json.dumps(result))
     else:
