@@ -11,6 +11,7 @@ from itertools import islice
 from math import inf
 from typing import Protocol
 
+from marq.client.background import Time
 from marq.consumer.expiry import has_expired
 from marq.leases.held import LeasedBatch
 from marq.leases.message import Message, put_back
@@ -287,12 +288,12 @@ class Prefetch:
         self,
         queues: Iterable[str],
         settings: ReceiverSettings,
-        clock: Callable[[], float],
+        time: Time,
         changed: asyncio.Event,
         shared: PrefetchBuffer | None = None,
     ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock, self._broker_ms = time.now_s, time.broker_ms
         #: Set when there may be room to fetch.
         self._changed = changed
         self._shared = shared
@@ -488,7 +489,7 @@ class Prefetch:
 
         Messages that have expired meanwhile are released, too: the tracker ends them.
         """
-        now_ms = self._settings.broker_ms() if self.may_expire else None
+        now_ms = self._broker_ms() if self.may_expire else None
         if now_ms is not None:
             for buffer in self.distinct:
                 put_back(buffer.ready.take_if(lambda message: self._has_expired(message, now_ms)))

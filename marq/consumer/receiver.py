@@ -120,7 +120,7 @@ class Receiver:
         self.failed = asyncio.Event()
         #: Set when there may be room to fetch.
         self._changed = asyncio.Event()
-        self.prefetch = Prefetch(serving.queues, settings, time.now_s, self._changed, buffer)
+        self.prefetch = Prefetch(serving.queues, settings, time, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
         self.writer = OutcomeWriter(writer, settings, time, self)
         self.starts = Starts(self.writer, settings, self.prefetch, time, self)
@@ -459,7 +459,7 @@ class Receiver:
 
     def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
         acquisitions, reread = self._acquired.acquisitions(
-            self._serving, records, self._holder, self._settings, self.ordering, self._settings.broker_ms()
+            self._serving, records, self._holder, self._settings, self.ordering, self._time.broker_ms()
         )
         ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
         return self._acquire_batch(acquisitions, ends, reread)

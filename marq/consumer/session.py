@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -68,7 +67,6 @@ class ConsumerSession:
         instance_id: str | None = None,
         buffer: PrefetchBuffer | None = None,
     ) -> None:
-        settings = replace(settings, broker_ms=cluster.broker_ms)
         strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
         #: Other connections are opened on first use.

@@ -50,7 +50,6 @@ class SimulatedReceiver(Receiver):
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
             skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
             partitions=lambda queue: world.definitions.of(consumer).placement(queue).reads,
-            broker_ms=world.wall_ms,
         )
         super().__init__(
             consumer.serving,
@@ -146,6 +145,7 @@ class _Brokers:
     def __init__(self, consumer: Consumer) -> None:
         self.now_s = consumer.loop.time
         self.wall_s = lambda: consumer.wall_ms() / 1000
+        self.broker_ms = consumer.world.wall_ms
         self.sleep = asyncio.sleep
         self.markers_reader = partial(open_reader, consumer)
 

@@ -91,6 +91,9 @@ class Times:
     def __init__(self, clock: Clock) -> None:
         self.now_s, self.wall_s, self.sleep = clock, time.time, clock.sleep
 
+    def broker_ms(self) -> int | None:
+        return None
+
     async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
         async with asyncio.timeout(LIMIT_S):
             return await waiting
