@@ -41,8 +41,8 @@ from marq.consumer.ordering import (
     Steps,
     TrackerQuestion,
 )
-from marq.consumer.prefetch import Prefetch, PrefetchBuffer, SuspectTurn
-from marq.consumer.starts import Starts, is_suspect, turn_of
+from marq.consumer.prefetch import Prefetch, PrefetchBuffer
+from marq.consumer.starts import Starts, is_suspect
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
 from marq.consumer.writer import OutcomeWriter
@@ -550,13 +550,9 @@ class Receiver:
         if not batch.starts_first:
             prefetch.add(batch.queue, messages, count, len(offsets))
             return
-        attempts = self._settings.queue(batch.queue).max_attempts
-        suspects, others = list[tuple[Message, SuspectTurn]](), list[Message]()
+        suspects, others = list[Message](), list[Message]()
         for message in messages:
-            if is_suspect(message):
-                suspects.append((message, turn_of(message, attempts)))
-            else:
-                others.append(message)
+            (suspects if is_suspect(message) else others).append(message)
         prefetch.add(batch.queue, others, len(others), len(offsets))
         prefetch.add_suspects(suspects)
         if suspects:

@@ -305,9 +305,9 @@ SHELL_MUTANTS = (
     mutant(
         KILLERS,
         "suspects use up their last attempts together",
-        _STARTS,
+        "marq.consumer.prefetch",
         "blamed",
-        ("    if suspect.attempt >= max_attempts:\n", "    if False:\n"),
+        ("        if attempt >= self._settings.queue(message.queue).max_attempts:\n", "        if False:\n"),
         killer=1.0,
     )._replace(plan={"messages": 30, "purges": 0.0, "expires": 0}),
     mutant(

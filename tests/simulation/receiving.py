@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from marq.consumer import acquire
 from marq.consumer.ordering import Steps
-from marq.consumer.prefetch import PrefetchBuffer, SuspectTurn
+from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import AcquireBatch, Receiver
 from marq.consumer.session import ConsumerSession
 from marq.consumer.tracker_queries import TrackerQueries
@@ -79,10 +80,9 @@ class SimulatedReceiver(Receiver):
         async def at_once(messages: Sequence[Message]) -> list[Message]:
             return list(messages)
 
-        add = self.prefetch.add_suspects
         self.starts.start = at_once  # type: ignore[method-assign]
         self.starts.started = at_once  # type: ignore[method-assign]
-        self.prefetch.add_suspects = lambda suspects: add([(message, SuspectTurn.TOGETHER) for message, _ in suspects])  # type: ignore[method-assign]
+        self.prefetch._most_together = lambda message: inf  # type: ignore[method-assign]
 
     @property
     def busy(self) -> bool:
