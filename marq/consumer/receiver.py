@@ -143,8 +143,6 @@ class Receiver:
         self._asking: set[asyncio.Task[None]] = set()
         #: When to poll again at the latest, in the event loop's time; None before the first call.
         self._poll_by_s: float | None = None
-        #: When the writer's task looks at the ordering again.
-        self._next_step_s = inf
         self._stopping = False
 
     def start(self) -> None:
@@ -616,10 +614,8 @@ class Receiver:
 
     def pass_time(self, now_s: float) -> float:
         """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
-        self._next_step_s = -inf
         self._take_steps()
-        self._next_step_s = inf if self._stopping else self.ordering.next_due_s
-        return min(self._next_step_s, self.prefetch.release_suspects(now_s), self.gate.end_pauses())
+        return min(self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""
@@ -637,8 +633,7 @@ class Receiver:
                     self._ask(self._ask_trackers(questions))
             if steps.acquire or steps.commit:
                 self._acquire_again(steps)
-        if self.ordering.next_due_s < self._next_step_s:
-            self.writer.wake()
+        self.writer.wake_at(self.ordering.next_due_s)
 
     def _want(self) -> None:
         """Say how many messages may have their turns now."""
