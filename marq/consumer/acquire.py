@@ -84,13 +84,10 @@ class Acquisition:
     dues_ms: Sequence[int] | None
     #: The lease in the marker: settings may change before the messages are delivered.
     lease_ms: int
-    settings: ReceiverSettings
     #: True if the source is the queue's own topic, where senders choose the keys.
     own_topic: bool
     #: Where the messages of a queue with ordering wait for earlier ones with their keys.
     keys: KeyQueues | None = None
-    #: True if the messages already have their places there.
-    again: bool = False
     #: False if the attempts count only when user code has the messages.
     counted: bool = False
 
@@ -246,7 +243,7 @@ def acquisitions(
             at_once = {*cut, *[index for index in left if before[index] == NOW]}
             dues_ms = [DUE_AT_ONCE if index in at_once else due_ms for index, due_ms in enumerate(before)]
         yield Acquisition(
-            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, keys, again,
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, own_topic, keys,
             # Messages that calls poll are counted from the beginning, except those that wait for earlier ones.
             counted or not (settings.prefetch or keys is not None),
         )  # fmt: skip

@@ -24,9 +24,10 @@ import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from marq.client.background import Time, failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquire_records, acquisitions_again
@@ -359,12 +360,30 @@ class Receiver:
 
     def _start_cycle(self, room: int) -> None:
         records = self._fetched.cut(self.ordering.step(room))
-        self._begin_cycle(records, self._batch_of(records), min(room, sum(map(len, records.values()))))
+        acquisitions, reread = self._acquisitions_of(records)
+        pending = min(room, sum(map(len, records.values())))
+        self._begin_cycle(acquisitions, records, reread, {}, pending)
 
-    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> None:
+    def _begin_cycle(
+        self,
+        acquisitions: Sequence[Acquisition],
+        records: Mapping[Source, Records],
+        reread: Sequence[RereadRecords],
+        again: Again,
+        pending: int,
+    ) -> None:
+        settings = self._settings
+        at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
+        limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
+        # One strategy for both steps: some leave the ACQUIRE to the commit.
+        strategy = self._transactional if at_most_once else self._strategy
         before = self._cycles[-1].task if self._cycles else None
-        task = asyncio.create_task(self._cycle(records, batch, self._assignment, before), name="marq-cycle")
-        self._cycles.begin(Cycle(records, self._assignment, pending, task), self._now_s())
+        markers = acquire_records(acquisitions, settings)
+        cycle = Cycle(
+            strategy, acquisitions, markers, limit_s, records, reread, again, pending, self._assignment, before
+        )  # fmt: skip
+        cycle.task = asyncio.create_task(self._cycle(cycle), name="marq-cycle")
+        self._cycles.begin(cycle, self._now_s())
 
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
@@ -380,16 +399,10 @@ class Receiver:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
-    async def _cycle(
-        self,
-        records: Mapping[Source, Records],
-        batch: AcquireBatch,
-        assignment: int,
-        before: asyncio.Task[bool] | None,
-    ) -> bool:
-        """Take steps 2 to 4 for one fetched batch; return False if it will be read again.
+    async def _cycle(self, cycle: Cycle) -> bool:
+        """Take steps 2 to 4; return False if the records will be read again.
 
-        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps.
+        ACQUIREs are written while the previous cycle commits; nothing else overlaps.
         """
         try:
             if self._stopping:
@@ -397,27 +410,27 @@ class Receiver:
                 return False
             sent_s = self._now_s()
             try:
-                await batch.strategy.acquire(batch.markers, batch.limit_s)
-                await ended(before)
+                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)
+                await ended(cycle.before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
-                if assignment != self._assignment:
+                if cycle.assignment != self._assignment:
                     raise NotCommitted("the partitions were reassigned in the meantime")
-                await self._commit(batch)
+                await self._commit(cycle)
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes over their leases.
                 if not isinstance(error, BeforeFailed):  # The previous cycle has logged the cause.
-                    self._cycles.failed.write(self._now_s(), batch, error)
+                    self._cycles.failed.write(self._now_s(), cycle, error)
                 if self._stopping:
-                    self._release_ordered(batch, sent_s)
+                    self._release_ordered(cycle, sent_s)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
-                    await ended(before)
-                    self._go_back(records)
-                self.ordering.not_acquired(batch.again, self._now_s())
+                    await ended(cycle.before)
+                    self._go_back(cycle)
+                self.ordering.not_acquired(cycle.again, self._now_s())
                 self._take_steps()
                 return False
-            self._deliver_acquired(batch, sent_s)
+            self._deliver_acquired(cycle, sent_s)
             return True
         finally:
             self._changed.set()
@@ -446,59 +459,46 @@ class Receiver:
         if assignment == self._assignment:
             self._fetched.put(records)
 
-    def _go_back(self, records: Mapping[Source, Records]) -> None:
-        """Read again from where the cycle of these records began, at once: a call may wait for the next fetch."""
+    def _go_back(self, cycle: Cycle) -> None:
+        """Read again from where a cycle began, at once: a call may wait for the next fetch."""
         # Later cycles go back, too.
-        starts = self._fetched.clear() | self._cycles.starts(records, self._assignment)
+        starts = self._fetched.clear() | self._cycles.starts(cycle, self._assignment)
         self._acquired.rewind(self._serving, starts)
         self._reader.rewind(starts)
 
     # --- 2. acquire ---------------------------------------------------------------------------------------------------
 
-    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
-        acquisitions, reread = self._acquired.acquisitions(
+    def _acquisitions_of(
+        self, records: Mapping[Source, Records]
+    ) -> tuple[Sequence[Acquisition], Sequence[RereadRecords]]:
+        return self._acquired.acquisitions(
             self._serving, records, self._holder, self._settings, self.ordering, self._time.broker_ms()
         )
-        ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
-        return self._acquire_batch(acquisitions, ends, reread)
-
-    def _acquire_batch(
-        self,
-        acquisitions: Sequence[Acquisition],
-        ends: Mapping[Source, int],
-        reread: Sequence[RereadRecords] = (),
-        again: Again | None = None,
-    ) -> AcquireBatch:
-        settings = self._settings
-        at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
-        limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
-        markers = acquire_records(acquisitions, settings)
-        # One strategy for both steps: some leave the ACQUIRE to the commit.
-        strategy = self._transactional if at_most_once else self._strategy
-        return AcquireBatch(strategy, acquisitions, markers, ends, limit_s, reread, again or {})
 
     # --- 3. commit ----------------------------------------------------------------------------------------------------
 
-    async def _commit(self, batch: AcquireBatch) -> None:
+    async def _commit(self, cycle: Cycle) -> None:
         """Commit the offsets after all records that were read, other queues' included."""
-        offsets = batch.offsets or self._committed_to
-        lows = self.ordering.low_watermarks(batch.reread, offsets, partial=bool(batch.offsets))
+        ends = cycle.ends
+        offsets = ends or self._committed_to
+        lows = self.ordering.low_watermarks(cycle.reread, offsets, partial=bool(ends))
         try:
-            await batch.strategy.commit(batch.markers, offsets, batch.limit_s, lows)
+            await cycle.strategy.commit(cycle.markers, offsets, cycle.limit_s, lows)
         except BaseException:
             self.ordering.uncommitted(self._now_s())
             raise
-        self._committed_to.update(batch.offsets)
+        self._committed_to.update(ends)
 
     # --- 4. deliver ---------------------------------------------------------------------------------------------------
 
-    def _deliver_acquired(self, batch: AcquireBatch, sent_s: float) -> None:
+    def _deliver_acquired(self, cycle: Cycle, sent_s: float) -> None:
         """Deliver what a cycle has acquired; leases begin at ``sent_s``, which is before their ACQUIRE was sent."""
         now_s = self._now_s()
         ordered: list[Acquired] = []
-        for taken in batch.acquisitions:
+        for taken in cycle.acquisitions:
             if taken.keys is not None:
-                ordered.append(Acquired(taken.keys, self._hold(taken, sent_s), taken.messages, taken.again))
+                again = taken.keys in cycle.again
+                ordered.append(Acquired(taken.keys, self._hold(taken, sent_s), taken.messages, again))
             elif not taken.messages:
                 continue
             elif now_s >= sent_s + taken.lease_ms / 1000:
@@ -507,18 +507,18 @@ class Receiver:
             else:
                 records = taken.messages
                 self._deliver(DeliveryRun(self._hold(taken, sent_s), records.offsets, records.values))
-        if ordered or batch.reread:
-            self.ordering.acquired(ordered, batch.reread, now_s)
+        if ordered or cycle.reread:
+            self.ordering.acquired(ordered, cycle.reread, now_s)
             self._take_steps()
 
-    def _release_ordered(self, batch: AcquireBatch, sent_s: float) -> None:
+    def _release_ordered(self, cycle: Cycle, sent_s: float) -> None:
         """Release messages of ordered queues that a failed cycle may have acquired; their attempts do not count.
 
         The next reader finds them open, even if their offsets are not committed. In other queues, the next reader reads
         messages with uncommitted offsets again and takes over their leases. After a RELEASE, it would deliver them
         twice.
         """
-        for taken in batch.acquisitions:
+        for taken in cycle.acquisitions:
             if taken.keys is not None:
                 self._hold(taken, sent_s).put_back(taken.messages.offsets)
 
@@ -677,7 +677,7 @@ class Receiver:
             for keys, retries in steps.acquire.items()
             for acquisition in acquisitions_again(keys, retries, settings)
         ]
-        self._begin_cycle({}, self._acquire_batch(taken, {}, again=steps.acquire), 0)
+        self._begin_cycle(taken, {}, (), steps.acquire, 0)
         # The cycle must be waited for.
         self._changed.set()
 
@@ -724,29 +724,33 @@ class BeforeFailed(NotCommitted):
     """The previous cycle failed, and reads again for both cycles."""
 
 
-class AcquireBatch(NamedTuple):
-    """What a cycle acquires and then commits; ``limit_s`` applies to each of these two steps."""
+@dataclass(eq=False, slots=True)
+class Cycle:
+    """Steps 2 to 4 for some records, or for messages that are acquired ``again``: then no records were read.
+
+    ``limit_s`` applies to each of steps 2 and 3. At most ``pending`` new messages will be delivered.
+    """
 
     strategy: AcquireStrategy
     acquisitions: Sequence[Acquisition]
     markers: Sequence[MarkerRecord]
-    #: Empty for messages that are acquired again: nothing new was read.
-    offsets: Mapping[Source, int]
     limit_s: float
+    records: Mapping[Source, Records]
     reread: Sequence[RereadRecords]
     again: Again
+    pending: int
+    assignment: int
+    #: The previous cycle.
+    before: asyncio.Task[bool] | None
+    task: asyncio.Task[bool] = field(init=False)
 
     def __str__(self) -> str:
-        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.offsets.items())
+        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.ends.items())
 
-
-class Cycle(NamedTuple):
-    """Steps 2 to 4 for some records, of which at most ``pending`` will be delivered."""
-
-    records: Mapping[Source, Records]
-    assignment: int
-    pending: int
-    task: asyncio.Task[bool]
+    @property
+    def ends(self) -> dict[Source, int]:
+        """The offsets to commit."""
+        return {source: read.offsets[-1] + 1 for source, read in self.records.items()}
 
 
 class Cycles(deque[Cycle]):
@@ -776,14 +780,14 @@ class Cycles(deque[Cycle]):
         """The maximum number of messages that will be delivered."""
         return sum([cycle.pending for cycle in self])
 
-    def starts(self, records: Mapping[Source, Records], assignment: int) -> dict[Source, int]:
-        """Return where the cycles of an assignment began to read: the cycle with these records, and all later ones."""
+    def starts(self, first: Cycle, assignment: int) -> dict[Source, int]:
+        """Return where the cycles of an assignment began to read: the ``first`` one, and all later ones."""
         starts: dict[Source, int] = {}
         # If several have read a partition, the earliest counts.
         for cycle in reversed(self):
             if cycle.assignment == assignment:
                 starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
-            if cycle.records is records:
+            if cycle is first:
                 break
         return starts
 

@@ -10,9 +10,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from marq.consumer import acquire
-from marq.consumer.ordering import Steps
+from marq.consumer.ordering import RereadRecords, Steps
 from marq.consumer.prefetch import PrefetchBuffer
-from marq.consumer.receiver import AcquireBatch, Receiver
+from marq.consumer.receiver import Cycle, Receiver
 from marq.consumer.session import ConsumerSession
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
@@ -94,17 +94,15 @@ class SimulatedReceiver(Receiver):
         """End the world, because nothing that happens in it may end a receiver."""
         raise error
 
-    async def _cycle(
-        self, records: Mapping[Source, Records], batch: AcquireBatch, assignment: int, before: asyncio.Task[bool] | None
-    ) -> bool:
+    async def _cycle(self, cycle: Cycle) -> bool:
         consumer, holder, began_ms = self._consumer, self._holder, self._consumer.monotonic_ms()
         taken = {
             (queue, source): list(own.offsets)
-            for source, read in records.items()
+            for source, read in cycle.records.items()
             for queue, own in self._serving.own(source, read)
         }
-        if not records:
-            taken = {(each.queue, each.source): list(each.offsets) for each in batch.acquisitions}
+        if not cycle.records:
+            taken = {(each.queue, each.source): list(each.offsets) for each in cycle.acquisitions}
 
         def note(type_: str, **fields: int) -> None:
             """Note how a cycle begins or ends: from the ACQUIRE to the commit."""
@@ -113,9 +111,9 @@ class SimulatedReceiver(Receiver):
                     consumer.note(type_, "commit", holder, queue, source, offsets, **fields)
 
         note("invoke")
-        delivered = await super()._cycle(records, batch, assignment, before)
+        delivered = await super()._cycle(cycle)
         if delivered:
-            delayed = sum(len(each.taken) - len(each.messages) for each in batch.acquisitions)
+            delayed = sum(len(each.taken) - len(each.messages) for each in cycle.acquisitions)
             consumer.world.stats["delayed_by_header"] += delayed
             # No handler has seen any of them yet.
             note("ok", took_ms=consumer.monotonic_ms() - began_ms)
@@ -124,7 +122,9 @@ class SimulatedReceiver(Receiver):
             consumer.world.stats["acquire_not_certain" if consumer.starting is None else "start_not_certain"] += 1
         return delivered
 
-    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
+    def _acquisitions_of(
+        self, records: Mapping[Source, Records]
+    ) -> tuple[Sequence[acquire.Acquisition], Sequence[RereadRecords]]:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
         world = self._consumer.world
@@ -136,7 +136,7 @@ class SimulatedReceiver(Receiver):
             room = (room_for_markers(largest) + 2) * world.rng.choice(ROOMS)
         fixed = FRAME_BYTES + acquire._HEAD_BYTES + acquire._ADDED_BYTES
         self._settings = replace(self._settings, limit_bytes=fixed + room)
-        return super()._batch_of(records)
+        return super()._acquisitions_of(records)
 
 
 class _Brokers:
