@@ -255,7 +255,6 @@ class Receiver:
             self.prefetch.serve(serving.queues)
             self.apply_pauses()
             self._forget()
-            self._fetched = FetchedRecords(serving)
             # Last, and without an await in between: all later fetches are for the new queues.
             begin(serving)
 
@@ -297,7 +296,7 @@ class Receiver:
         """Forget fetched records: reading begins again at the committed offsets."""
         self._assignment += 1
         self._acquired.clear()
-        self._fetched.clear()
+        self._fetched = FetchedRecords(self._serving)
         self._committed_to.clear()
         self.ordering.give_up()
         for task in self._asking:
@@ -453,11 +452,9 @@ class Receiver:
             task.result()
 
     async def _fetch(self) -> None:
-        assignment = self._assignment
-        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
-        # After a reassignment, reading restarts at the committed offsets, so these records would arrive twice.
-        if assignment == self._assignment:
-            self._fetched.put(records)
+        # A reassignment replaces this: reading restarts at the committed offsets, so these records will arrive again.
+        fetched = self._fetched
+        fetched.put(await self._reader.fetch(MAX_CYCLE_RECORDS))
 
     def _go_back(self, cycle: Cycle) -> None:
         """Read again from where a cycle began, at once: a call may wait for the next fetch."""
@@ -822,69 +819,60 @@ class FetchedRecords:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._records: dict[Source, Records] = {}
-        #: Records of sources from which nothing may be acquired yet.
-        self._held: dict[Source, Records] = {}
-        #: Held sources whose later records were dropped, with the offset of the first dropped one.
+        self.records: dict[Source, Records] = {}
+        #: Sources from which nothing may be acquired yet.
+        self.held: set[Source] = set()
+        #: Those whose later records were dropped, with the offset of the first dropped one.
         self._dropped: dict[Source, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._records)
+        return not self.records.keys() <= self.held
 
     @property
     def count(self) -> int:
-        """The number of records, including those of other queues."""
-        return sum(map(len, self._records.values()))
+        """The number of records that are not kept back, including those of other queues."""
+        return sum([len(read) for source, read in self.records.items() if source not in self.held])
 
     def put(self, records: Mapping[Source, Records]) -> None:
         """Add records that follow the present ones."""
         for source, read in records.items():
-            if source in self._held or source in self._dropped:
-                self._hold(source, read)
+            before = self.records.get(source)
+            if source in self._dropped or (source in self.held and self._is_full):
+                self._dropped.setdefault(source, read.offsets[0])
             else:
-                before = self._records.get(source)
-                self._records[source] = Records.joined([before, read]) if before is not None else read
+                self.records[source] = Records.joined([before, read]) if before is not None else read
 
     def hold(self, sources: Iterable[Source]) -> None:
-        """Keep back the records of these sources."""
+        """Keep back the records of these sources, and those that follow them."""
         for source in sources:
-            self._hold(source, self._records.pop(source))
+            if source not in self.held and self._is_full:
+                self._dropped[source] = self.records.pop(source).offsets[0]
+            self.held.add(source)
 
-    def _hold(self, source: Source, read: Records) -> None:
-        # A source that can't be resumed for hours must not stop the others.
-        if source in self._dropped or sum(map(len, self._held.values())) >= MAX_HELD_RECORDS:
-            self._dropped.setdefault(source, read.offsets[0])
-        else:
-            before = self._held.get(source)
-            self._held[source] = Records.joined([before, read]) if before is not None else read
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more records are kept back: a source that can't be resumed for hours must not stop the others."""
+        return sum([len(self.records.get(source, ())) for source in self.held]) >= MAX_HELD_RECORDS
 
     def let_go(self, source: Source) -> int | None:
         """Stop keeping back the records of a source; return the offset from which to read again, if any."""
-        if source in self._held:
-            self._records[source] = self._held.pop(source)
+        self.held.discard(source)
         return self._dropped.pop(source, None)
-
-    @property
-    def held(self) -> bool:
-        """Whether records are kept back."""
-        return bool(self._held or self._dropped)
-
-    @property
-    def records(self) -> Mapping[Source, Records]:
-        return self._records
 
     def clear(self) -> dict[Source, int]:
         """Forget all records; return where reading has to continue."""
-        kept = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
-        starts = self._dropped | kept
-        self._records, self._held, self._dropped = {}, {}, {}
+        starts = self._dropped | {source: read.offsets[0] for source, read in self.records.items()}
+        self.records, self.held, self._dropped = {}, set(), {}
         return starts
 
     def cut(self, room: int) -> dict[Source, Records]:
         """Take records with at most ``room`` messages of ours, and the other records between and after them."""
         taken: dict[Source, Records] = {}
         left: dict[Source, Records] = {}
-        for source, read in self._records.items():
+        for source, read in self.records.items():
+            if source in self.held:
+                left[source] = read
+                continue
             count = len(read)
             end = count if count <= room else self._serving.end(source, read, room)
             if end:
@@ -892,5 +880,5 @@ class FetchedRecords:
                 room -= end if end == count <= room else self._serving.count(source, taken[source])
             if end < count:
                 left[source] = read[end:]
-        self._records = left
+        self.records = left
         return taken
