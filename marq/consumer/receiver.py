@@ -29,7 +29,8 @@ from itertools import repeat
 from math import inf
 from typing import Any
 
-from marq.client.background import Time, failure_of
+from marq.backend.cluster import Cluster
+from marq.client.background import failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquire_records, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
 from marq.consumer.expiry import may_expire
@@ -103,32 +104,30 @@ class Receiver:
         strategy: AcquireStrategy,
         writer: MarkerWriter,
         settings: ReceiverSettings,
-        time: Time,
+        cluster: Cluster,
         *,
         transactional: AcquireStrategy | None = None,
         buffer: PrefetchBuffer | None = None,
-        new_holder: Callable[[], int] = lambda: secrets.randbits(64),
-        queries: TrackerQueries | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
         self._strategy, self._transactional = strategy, transactional or strategy
         self._settings = settings
-        self._time, self._now_s, self._new_holder = time, time.now_s, new_holder
-        self._queries = queries
+        self._cluster, self._now_s = cluster, cluster.now_s
+        self._queries = TrackerQueries(cluster, writer, settings.markers_partitions)
         self.error: MarqError | None = None
         #: Set with the error.
         self.failed = asyncio.Event()
         #: Set when there may be room to fetch.
         self._changed = asyncio.Event()
-        self.prefetch = Prefetch(serving.queues, settings, time, self._changed, buffer)
-        self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
-        self.writer = OutcomeWriter(writer, settings, time, self)
-        self.starts = Starts(self.writer, settings, self.prefetch, time, self)
+        self.prefetch = Prefetch(serving.queues, settings, cluster, self._changed, buffer)
+        self.gate = DeliveryGate(settings, serving.queues, self.prefetch, cluster, self._changed)
+        self.writer = OutcomeWriter(writer, settings, cluster, self)
+        self.starts = Starts(self.writer, settings, self.prefetch, cluster, self)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
-        self._holder = new_holder()
+        self._holder = self._new_holder()
         #: The holders reported for the next assignment; its own holder comes first.
         self._next_holders: list[int] = []
         self._assignment = 0
@@ -142,8 +141,8 @@ class Receiver:
         self._fetching: asyncio.Task[None] | None = None
         #: Unanswered questions to trackers.
         self._asking: set[asyncio.Task[None]] = set()
-        #: When to poll again at the latest, in the event loop's time; None before the first call.
-        self._poll_by_s: float | None = None
+        #: When to poll again at the latest, in the event loop's time.
+        self._poll_by_s = inf
         self._stopping = False
 
     def start(self) -> None:
@@ -286,6 +285,9 @@ class Receiver:
             assigned = {Source(topic, number) for topic in topics for number in self._reader.assigned_of(topic)[0]}
             self.ordering.assigned(assigned, self._now_s())
 
+    def _new_holder(self) -> int:
+        return secrets.randbits(64)
+
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
             # A repeated join request must report the same holders: other metadata would start another rebalance.
@@ -310,6 +312,7 @@ class Receiver:
 
     async def _run(self) -> None:
         """Fetch the next batch while earlier cycles are in progress."""
+        self._poll_by_s = self._deadline_s()
         while not self._stopping:
             self._changed.clear()
             self.next_turns()
@@ -320,7 +323,7 @@ class Receiver:
             if not room:
                 await self._stay_in_group()
             elif rest_s := self._cycles.rest_s(self._now_s()):
-                await self._time.sleep(rest_s)
+                await self._cluster.sleep(rest_s)
             elif self._fetched:
                 self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
                 self._take_steps()
@@ -342,8 +345,6 @@ class Receiver:
 
     async def _stay_in_group(self) -> None:
         """Wait until something has changed, and stay in the group."""
-        if self._poll_by_s is None:
-            self._poll_by_s = self._deadline_s()
         # Changes do not move the deadline: a consumer that is full and busy would leave its group.
         left_s = self._poll_by_s - asyncio.get_running_loop().time()
         if left_s > 0:
@@ -469,7 +470,7 @@ class Receiver:
         self, records: Mapping[Source, Records]
     ) -> tuple[Sequence[Acquisition], Sequence[RereadRecords]]:
         return self._acquired.acquisitions(
-            self._serving, records, self._holder, self._settings, self.ordering, self._time.broker_ms()
+            self._serving, records, self._holder, self._settings, self.ordering, self._cluster.broker_ms()
         )
 
     # --- 3. commit ----------------------------------------------------------------------------------------------------
@@ -684,7 +685,6 @@ class Receiver:
         task.add_done_callback(self._ended)
 
     async def _ask_trackers(self, questions: Sequence[TrackerQuestion]) -> None:
-        assert self._queries is not None, "a receiver of queues with ordering can ask"
         asked = [(marker, question) for question in questions for marker in question.markers(self._new_holder)]
         by_holder = {marker.holder: question for marker, question in asked}
         async for marker, parts in self._queries.answers([marker for marker, _ in asked]):
@@ -705,7 +705,7 @@ class Receiver:
         except NotCommitted as error:
             # It is asked again, unless the source belongs to another member by now.
             log.info("source not resumed: topic=%s partition=%d %s", *question.source, error)
-            await self._time.sleep(RESUME_RETRY_S)
+            await self._cluster.sleep(RESUME_RETRY_S)
             answer = None
         if self.ordering.resumed(question, answer, self._new_holder(), now_s):
             read_on = self._fetched.let_go(question.source)

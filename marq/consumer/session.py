@@ -18,7 +18,6 @@ from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Check, Membership
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
@@ -93,7 +92,6 @@ class ConsumerSession:
             cluster,
             transactional=transactional,
             buffer=buffer,
-            queries=TrackerQueries(cluster, writer, topics.markers_partitions),
         )
         self.prefetch = self.receiver.prefetch
 

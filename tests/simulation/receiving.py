@@ -14,7 +14,6 @@ from marq.consumer.ordering import RereadRecords, Steps
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Cycle, Receiver
 from marq.consumer.session import ConsumerSession
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.records import Records
 from marq.leases.message import Message
@@ -38,6 +37,7 @@ class SimulatedReceiver(Receiver):
     """Receives for one consumer."""
 
     def __init__(self, consumer: Consumer, max_in_flight: int, max_lease_ms: int) -> None:
+        self._consumer = consumer
         world, reader, writer = consumer.world, consumer.reader, consumer.writer
         strategy: AcquireStrategy = MarkerFirst(writer, reader)
         transactional = None
@@ -58,17 +58,17 @@ class SimulatedReceiver(Receiver):
             transactional if transactional is not None and consumer.starting.always else strategy,
             writer,
             settings,
-            brokers := _Brokers(consumer),
+            _Brokers(consumer),  # type: ignore[arg-type]
             transactional=transactional,
             buffer=PrefetchBuffer(consumer.name),
-            new_holder=lambda: world.rng.getrandbits(64),
-            queries=TrackerQueries(brokers, writer, len(world.markers)),
         )
-        self._consumer = consumer
         if not world.blind:
             self.ordering.priorities = JudgedPriorities(world)
         # Records with the headers of another attempt fit in the markers topic.
         self._settings_again = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
+
+    def _new_holder(self) -> int:
+        return self._consumer.world.rng.getrandbits(64)
 
     def _acquire_again(self, steps: Steps) -> None:
         self._settings = self._settings_again
