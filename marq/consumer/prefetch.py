@@ -178,8 +178,8 @@ class PrefetchBuffer:
     """
 
     __slots__ = (
-        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "taken",
-        "wanted_s", "window",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s",
+        "window",
     )  # fmt: skip
 
     def __init__(self, queue: str, *, ahead: bool = True) -> None:
@@ -194,8 +194,6 @@ class PrefetchBuffer:
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
-        #: Set when handlers get messages.
-        self.taken = asyncio.Event()
         self._takers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
     def put(self, messages: Iterable[Message], count: int) -> None:
@@ -308,8 +306,7 @@ class Prefetch:
         """Add a buffer for each of these queues."""
         for queue in queues:
             if queue not in self.buffers:
-                self.buffers[queue] = buffer = self._shared or PrefetchBuffer(queue)
-                buffer.taken = self.taken
+                self.buffers[queue] = self._shared or PrefetchBuffer(queue)
 
     @property
     def is_shared(self) -> bool:
