@@ -22,7 +22,7 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
@@ -628,7 +628,9 @@ class Receiver:
             # Apart: an answer about messages must not wait for the next attempt to resume a source.
             for questions in (steps.resume, steps.ask):
                 if questions:
-                    self._ask(self._ask_trackers(questions))
+                    task = asyncio.create_task(self._ask_trackers(questions), name="marq-ask")
+                    self._asking.add(task)
+                    task.add_done_callback(self._ended)
             if steps.acquire or steps.commit:
                 self._acquire_again(steps)
         self.writer.wake_at(self.ordering.next_due_s)
@@ -678,11 +680,6 @@ class Receiver:
         self._begin_cycle(taken, {}, (), steps.acquire, 0)
         # The cycle must be waited for.
         self._changed.set()
-
-    def _ask(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="marq-ask")
-        self._asking.add(task)
-        task.add_done_callback(self._ended)
 
     async def _ask_trackers(self, questions: Sequence[TrackerQuestion]) -> None:
         asked = [(marker, question) for question in questions for marker in question.markers(self._new_holder)]
