@@ -297,9 +297,7 @@ class Receiver:
     def _forget(self) -> None:
         """Forget fetched records: reading begins again at the committed offsets."""
         self._assignment += 1
-        self._acquired.clear()
-        self._fetched = FetchedRecords(self._serving)
-        self._committed_to.clear()
+        self._fetched, self._acquired, self._committed_to = FetchedRecords(self._serving), AcquiredOffsets(), {}
         self.ordering.give_up()
         for task in self._asking:
             task.cancel()
@@ -461,7 +459,7 @@ class Receiver:
         """Read again from where a cycle began, at once: a call may wait for the next fetch."""
         # Later cycles go back, too.
         starts = self._fetched.clear() | self._cycles.starts(cycle, self._assignment)
-        self._acquired.rewind(self._serving, starts)
+        self._acquired.rewind(starts)
         self._reader.rewind(starts)
 
     # --- 2. acquire ---------------------------------------------------------------------------------------------------
