@@ -133,7 +133,7 @@ class DeliveryGate:
         return 0
 
     def _room_of(self, buffer: PrefetchBuffer, most: int, pending: int) -> int:
-        return buffer.room(most, self._clock(), pending, self._prefetch.passed(buffer))
+        return buffer.room(most, self._clock(), pending, self._prefetch.overtaken(buffer))
 
     def finished(self, queue: str) -> None:
         """Tell the queue's breaker that messages have ended."""

@@ -178,15 +178,15 @@ class PrefetchBuffer:
     """
 
     __slots__ = (
-        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "wanted_s",
-        "window",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "in_flight", "pools", "queue", "ready",
+        "wanted_s", "window",
     )  # fmt: skip
 
     def __init__(self, queue: str, *, ahead: bool = True) -> None:
         self.queue = queue
         self._ahead = ahead
         self.ready = Ready()
-        self.held = 0
+        self.in_flight = 0
         self.handler_demand = 0
         self.call_demand = 0
         self.window = PrefetchWindow()
@@ -250,14 +250,14 @@ class PrefetchBuffer:
         """Wake all takers to check again."""
         self.wake(len(self._takers))
 
-    def room(self, most: int, now_s: float, pending: int, passed: int) -> int:
+    def room(self, most: int, now_s: float, pending: int, overtaken: int) -> int:
         """Return how many messages to fetch besides the ``pending`` ones, or 0 if that is not worth a fetch yet.
 
-        Others may pass ``passed`` of those in flight, so these take no room.
+        Others may overtake ``overtaken`` of those in flight, so these take no room.
         """
-        wanted = self._ahead and (self.handler_demand or self.held or self.call_demand)
+        wanted = self._ahead and (self.handler_demand or self.in_flight or self.call_demand)
         window = self.window.window(self.handler_demand, most, now_s) if wanted else 0
-        room = max(window - self.held + passed, self.call_demand - len(self.ready)) - pending
+        room = max(window - self.in_flight + overtaken, self.call_demand - len(self.ready)) - pending
         worth = 1 if self.call_demand or not self.ready else max(1, window // 4)
         return room if room >= worth else 0
 
@@ -272,7 +272,7 @@ class PrefetchBuffer:
 
 
 class Prefetch:
-    """The buffer of each queue, or one ``shared`` by all, and the number of messages in flight."""
+    """The buffer of each queue, or one ``shared`` by all."""
 
     def __init__(
         self,
@@ -289,7 +289,6 @@ class Prefetch:
         self._shared = shared
         #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
-        self.in_flight = 0
         #: Whether a buffered message may have expired meanwhile.
         self.may_expire = False
         #: Set when user code gets messages.
@@ -318,6 +317,11 @@ class Prefetch:
         return {self._shared} if self._shared is not None else set(self.buffers.values())
 
     @property
+    def in_flight(self) -> int:
+        """The number of messages in flight."""
+        return sum([buffer.in_flight for buffer in self.distinct])
+
+    @property
     def is_sated(self) -> bool:
         """Whether messages are ready for all handlers and calls."""
         return all(len(buffer.ready) >= buffer.handler_demand + buffer.call_demand for buffer in self.distinct)
@@ -335,9 +339,8 @@ class Prefetch:
 
     def add(self, queue: str, messages: Iterable[Message], count: int, in_flight: int) -> None:
         """Count messages as in flight, and buffer ``count`` of them."""
-        self.in_flight += in_flight
         buffer = self.buffers[queue]
-        buffer.held += in_flight
+        buffer.in_flight += in_flight
         buffer.window.busy(self._clock())
         if count:
             buffer.put(messages, count)
@@ -361,8 +364,8 @@ class Prefetch:
             lease_ms = int(message._batch.lease_s * 1000)
             put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
 
-    def passed(self, buffer: PrefetchBuffer) -> int:
-        """Return how many suspects others may pass, because they must not wait behind suspects for long."""
+    def overtaken(self, buffer: PrefetchBuffer) -> int:
+        """Return how many suspects others may overtake, because these must not wait behind suspects for long."""
         waiting = self._suspects
         if not waiting or self._clock() < waiting[0]._batch.taken_s + NEXT_S:
             return 0
@@ -426,9 +429,8 @@ class Prefetch:
     def finished(self, queue: str, count: int) -> None:
         """Count messages as no longer in flight."""
         buffer = self.buffers[queue]
-        buffer.held -= count
-        self.in_flight -= count
-        buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
+        buffer.in_flight -= count
+        buffer.window.finished(count, self._clock(), idle=buffer.in_flight == 0)
         if self._suspects:
             self._next_suspects()
 
