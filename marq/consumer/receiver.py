@@ -492,17 +492,17 @@ class Receiver:
         now_s = self._now_s()
         ordered: list[Acquired] = []
         for taken in cycle.acquisitions:
+            records = taken.messages
             if taken.keys is not None:
                 again = taken.keys in cycle.again
-                ordered.append(Acquired(taken.keys, self._hold(taken, sent_s), taken.messages, again))
-            elif not taken.messages:
+                ordered.append(Acquired(taken.keys, self._hold(taken, records, sent_s), records, again))
+            elif not records:
                 continue
             elif now_s >= sent_s + taken.lease_ms / 1000:
                 # The offsets are committed, so they are not read again: the tracker redelivers them.
                 log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", taken)
             else:
-                records = taken.messages
-                self._deliver(DeliveryRun(self._hold(taken, sent_s), records.offsets, records.values))
+                self._deliver(DeliveryRun(self._hold(taken, records, sent_s), records.offsets, records.values))
         if ordered or cycle.reread:
             self.ordering.acquired(ordered, cycle.reread, now_s)
             self._take_steps()
@@ -516,10 +516,11 @@ class Receiver:
         """
         for taken in cycle.acquisitions:
             if taken.keys is not None:
-                self._hold(taken, sent_s).put_back(taken.messages.offsets)
+                records = taken.messages
+                self._hold(taken, records, sent_s).put_back(records.offsets)
 
-    def _hold(self, taken: Acquisition, sent_s: float) -> LeasedBatch:
-        records, settings = taken.messages, self._settings
+    def _hold(self, taken: Acquisition, records: Records, sent_s: float) -> LeasedBatch:
+        settings = self._settings
         codec = settings.codecs.get(taken.queue, settings.codec)
         batch = LeasedBatch(
             self.writer, taken.queue, taken.source, taken.holder, records, sent_s, taken.lease_ms / 1000, codec,
