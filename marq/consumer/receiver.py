@@ -154,9 +154,7 @@ class Receiver:
 
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
-        self._stopping = True
-        self.starts.stopped = True
-        self.ordering.stopped = True
+        self._stopping = self.ordering.stopped = self.starts.stopped = True
         tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
         for task in tasks:
             task.cancel()
@@ -194,7 +192,8 @@ class Receiver:
             # Callers learn of it only when they receive again, or when their handlers have ended.
             log.error("consumer can no longer receive: queue=%s error=%s", ",".join(self.prefetch.buffers), self.error)
         self.failed.set()
-        self._stopping = True
+        # A message that the ordering delivered now would stay leased: nothing takes its steps any longer.
+        self._stopping = self.ordering.stopped = True
         self._changed.set()
         self.prefetch.close()
 

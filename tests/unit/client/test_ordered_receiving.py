@@ -361,6 +361,22 @@ async def test_an_error_that_no_retry_can_repair_ends_the_receiver(make_ordered)
     assert "Read is missing" in str(made.receiver.error)
 
 
+async def test_after_an_error_a_stop_releases_the_message_behind_one_that_ended(make_ordered) -> None:
+    made, _ = make_ordered()
+    made.buffer.handler_demand = 2
+    made.reader.add(P0, record(0, "a"), record(1, "a"))
+    made.receiver.start()
+    [first] = await made.take(1)
+    assert made.acquired == [0, 1]
+    made.receiver.fail(BrokerUnavailable("no broker"))
+
+    await first.ack()
+    await made.receiver.stop_reading(1)
+    await made.settled()
+
+    assert made.released == {1: (0, False, "")}
+
+
 async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(partitions: Collection[int]) -> MarkersReader:
         raise BrokerUnavailable("no broker")
