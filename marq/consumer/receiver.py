@@ -474,15 +474,16 @@ class Receiver:
 
     async def _commit(self, cycle: Cycle) -> None:
         """Commit the offsets after all records that were read, other queues' included."""
-        ends = cycle.ends
-        offsets = ends or self._committed_to
+        # Not the next assignment's, if it begins meanwhile: another member may have these partitions then.
+        committed_to, ends = self._committed_to, cycle.ends
+        offsets = ends or committed_to
         lows = self.ordering.low_watermarks(cycle.reread, offsets, partial=bool(ends))
         try:
             await cycle.strategy.commit(cycle.markers, offsets, cycle.limit_s, lows)
         except BaseException:
             self.ordering.uncommitted(self._now_s())
             raise
-        self._committed_to.update(ends)
+        committed_to.update(ends)
 
     # --- 4. deliver ---------------------------------------------------------------------------------------------------
 
