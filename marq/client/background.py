@@ -29,6 +29,10 @@ class Time(Protocol):
         """Returns the seconds since 1970, for display only."""
 
     @property
+    def broker_ms(self) -> Callable[[], int | None]:
+        """Returns the milliseconds since 1970 by the brokers' clock; None while it is unknown, so nothing expires."""
+
+    @property
     def sleep(self) -> Callable[[float], Awaitable[None]]: ...
 
 

@@ -84,13 +84,10 @@ class Acquisition:
     dues_ms: Sequence[int] | None
     #: The lease in the marker: settings may change before the messages are delivered.
     lease_ms: int
-    settings: ReceiverSettings
     #: True if the source is the queue's own topic, where senders choose the keys.
     own_topic: bool
     #: Where the messages of a queue with ordering wait for earlier ones with their keys.
     keys: KeyQueues | None = None
-    #: True if the messages already have their places there.
-    again: bool = False
     #: False if the attempts count only when user code has the messages.
     counted: bool = False
 
@@ -160,7 +157,7 @@ class AcquiredOffsets:
     """
 
     def __init__(self) -> None:
-        self._ends: dict[tuple[str, Source], int] = {}
+        self._ends: dict[Source, dict[str, int]] = {}
 
     def acquisitions(
         self,
@@ -178,34 +175,32 @@ class AcquiredOffsets:
         made: list[Acquisition] = []
         reread: list[RereadRecords] = []
         for source, read in records.items():
+            ends = self._ends.setdefault(source, {})
             for queue, own in serving.own(source, read):
-                key = (queue, source)
                 keys = ordering.keys(queue, source)
                 if keys is not None:
                     own, known = keys.select(own)
                 own, known_to = unskipped(settings.skipped(queue), source, own) if len(own) else (own, 0)
                 if known_to:
-                    self._ends[key] = max(self._ends.get(key, known_to), known_to)
+                    ends[queue] = max(ends.get(queue, known_to), known_to)
                 if keys is not None:
                     first = min([*known.offsets[:1], *own.offsets[:1]], default=None)
                     reread.append(RereadRecords(keys, known, first))
                 if not len(own):
                     continue
                 # Not past the first message, because a recreated topic starts again at offset 0.
-                begin = min(self._ends.get(key, read.offsets[0]), own.offsets[0])
-                self._ends[key] = own.offsets[-1] + 1
+                begin = min(ends.get(queue, read.offsets[0]), own.offsets[0])
+                ends[queue] = own.offsets[-1] + 1
                 by, own_topic = holder if keys is None else keys.holder, serving.is_own(source.topic)
-                made += acquisitions(key, by, own, begin, settings, own_topic=own_topic, keys=keys, now_ms=now_ms)
+                made += acquisitions(
+                    (queue, source), by, own, begin, settings, own_topic=own_topic, keys=keys, now_ms=now_ms
+                )
         return made, reread
 
-    def rewind(self, serving: Serving, sources: Iterable[Source]) -> None:
+    def rewind(self, sources: Iterable[Source]) -> None:
         """Forget these partitions, because they are read again."""
         for source in sources:
-            for queue in serving.queues_in(source.topic):
-                self._ends.pop((queue, source), None)
-
-    def clear(self) -> None:
-        self._ends.clear()
+            self._ends.pop(source, None)
 
 
 def acquisitions(
@@ -246,7 +241,7 @@ def acquisitions(
             at_once = {*cut, *[index for index in left if before[index] == NOW]}
             dues_ms = [DUE_AT_ONCE if index in at_once else due_ms for index, due_ms in enumerate(before)]
         yield Acquisition(
-            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, settings, own_topic, keys, again,
+            queue, source, holder, offsets, from_offset, piece, dues_ms, lease_ms, own_topic, keys,
             # Messages that calls poll are counted from the beginning, except those that wait for earlier ones.
             counted or not (settings.prefetch or keys is not None),
         )  # fmt: skip

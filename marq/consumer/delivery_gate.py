@@ -33,11 +33,11 @@ class DeliveryGate:
         time: Time,
         changed: asyncio.Event,
     ) -> None:
-        self._settings, self._skipped, self._broker_ms = settings.queue, settings.skipped, settings.broker_ms
+        self._settings, self._skipped = settings.queue, settings.skipped
         #: The purged records of each queue, and when they became known here.
         self._purges: dict[str, tuple[SkippedRecords | None, float]] = {}
         self._prefetch = prefetch
-        self._clock = time.now_s
+        self._clock, self._broker_ms = time.now_s, time.broker_ms
         self._changed = changed
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
@@ -133,7 +133,7 @@ class DeliveryGate:
         return 0
 
     def _room_of(self, buffer: PrefetchBuffer, most: int, pending: int) -> int:
-        return buffer.room(most, self._clock(), pending + self._prefetch.suspects_soon(buffer))
+        return buffer.room(most, self._clock(), pending, self._prefetch.overtaken(buffer))
 
     def finished(self, queue: str) -> None:
         """Tell the queue's breaker that messages have ended."""

@@ -78,6 +78,8 @@ class HandlerPool(ABC, Generic[Work]):
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
+        #: Set when handlers get messages.
+        self._taken = receiver.prefetch.taken
         self._demand, self._room = demand, room
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
@@ -420,7 +422,7 @@ class HandlerTasks(HandlerPool[Message]):
                 await self._wait()
                 continue
             begun_s = clock()
-            buffer.taken.set()
+            self._taken.set()
             left = burst
             self._latest = index
             while left and (made or make()) and not (self._stopping or buffer.closed):
@@ -436,7 +438,7 @@ class HandlerTasks(HandlerPool[Message]):
                     if not await self._started([message]):
                         continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.
-                    buffer.taken.set()
+                    self._taken.set()
                 if codecs is not None:
                     batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
@@ -497,7 +499,7 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 continue
             self._begun_s[index] = writer.now_s()
             self._current[index] = batch
-            buffer.taken.set()
+            self._taken.set()
             try:
                 # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())

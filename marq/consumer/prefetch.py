@@ -6,11 +6,11 @@ import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from enum import Enum
 from itertools import islice
 from math import inf
 from typing import Protocol
 
+from marq.client.background import Time
 from marq.consumer.expiry import has_expired
 from marq.leases.held import LeasedBatch
 from marq.leases.message import Message, put_back
@@ -27,14 +27,6 @@ FIRST_AWAY_MS = 500
 NEXT_S = 0.5
 #: How many seconds of work to prefetch, and how fast the window forgets an earlier pace.
 PREFETCH_S, MEMORY_S = 1.0, 1.0
-
-
-class SuspectTurn(Enum):
-    """When a suspect runs: it has used up no attempt, it has used up some, or this is its last one."""
-
-    TOGETHER = 1
-    GROUPED = 2
-    ALONE = 3
 
 
 class Pool(Protocol):
@@ -186,7 +178,7 @@ class PrefetchBuffer:
     """
 
     __slots__ = (
-        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "held", "pools", "queue", "ready", "taken",
+        "_ahead", "_takers", "call_demand", "closed", "handler_demand", "in_flight", "pools", "queue", "ready",
         "wanted_s", "window",
     )  # fmt: skip
 
@@ -194,7 +186,7 @@ class PrefetchBuffer:
         self.queue = queue
         self._ahead = ahead
         self.ready = Ready()
-        self.held = 0
+        self.in_flight = 0
         self.handler_demand = 0
         self.call_demand = 0
         self.window = PrefetchWindow()
@@ -202,14 +194,10 @@ class PrefetchBuffer:
         #: When a handler or a call last took a message or waited for one.
         self.wanted_s = 0.0
         self.closed = False
-        #: Set when handlers get messages.
-        self.taken = asyncio.Event()
         self._takers: OrderedDict[asyncio.Future[None], None] = OrderedDict()
 
-    def put(self, messages: Iterable[Message], count: int, now_s: float) -> None:
+    def put(self, messages: Iterable[Message], count: int) -> None:
         """Add ``count`` leased messages, and wake as many takers."""
-        self.held += count
-        self.window.busy(now_s)
         self.ready.add(messages, count)
         self.wake(count)
 
@@ -262,11 +250,14 @@ class PrefetchBuffer:
         """Wake all takers to check again."""
         self.wake(len(self._takers))
 
-    def room(self, most: int, now_s: float, pending: int = 0) -> int:
-        """Return how many messages to fetch besides the ``pending`` ones, or 0 if that is not worth a fetch yet."""
-        wanted = self._ahead and (self.handler_demand or self.held or self.call_demand)
+    def room(self, most: int, now_s: float, pending: int, overtaken: int) -> int:
+        """Return how many messages to fetch besides the ``pending`` ones, or 0 if that is not worth a fetch yet.
+
+        Others may overtake ``overtaken`` of those in flight, so these take no room.
+        """
+        wanted = self._ahead and (self.handler_demand or self.in_flight or self.call_demand)
         window = self.window.window(self.handler_demand, most, now_s) if wanted else 0
-        room = max(window - self.held, self.call_demand - len(self.ready)) - pending
+        room = max(window - self.in_flight + overtaken, self.call_demand - len(self.ready)) - pending
         worth = 1 if self.call_demand or not self.ready else max(1, window // 4)
         return room if room >= worth else 0
 
@@ -281,30 +272,29 @@ class PrefetchBuffer:
 
 
 class Prefetch:
-    """The buffer of each queue, or one ``shared`` by all, and the number of messages in flight."""
+    """The buffer of each queue, or one ``shared`` by all."""
 
     def __init__(
         self,
         queues: Iterable[str],
         settings: ReceiverSettings,
-        clock: Callable[[], float],
+        time: Time,
         changed: asyncio.Event,
         shared: PrefetchBuffer | None = None,
     ) -> None:
         self._settings = settings
-        self._clock = clock
+        self._clock, self._broker_ms = time.now_s, time.broker_ms
         #: Set when there may be room to fetch.
         self._changed = changed
         self._shared = shared
         #: Includes queues that are no longer served while their messages are in flight.
         self.buffers: dict[str, PrefetchBuffer] = {}
-        self.in_flight = 0
         #: Whether a buffered message may have expired meanwhile.
         self.may_expire = False
         #: Set when user code gets messages.
         self.taken = asyncio.Event()
         #: Suspects that wait for their turn, those that handlers have or get next, and whether that is one alone.
-        self._suspects: deque[tuple[Message, SuspectTurn]] = deque()
+        self._suspects: deque[Message] = deque()
         self._suspects_here: list[Message] = []
         self._alone = False
         #: How many suspects with used-up attempts run together: one more for each that has ended here.
@@ -315,8 +305,7 @@ class Prefetch:
         """Add a buffer for each of these queues."""
         for queue in queues:
             if queue not in self.buffers:
-                self.buffers[queue] = buffer = self._shared or PrefetchBuffer(queue)
-                buffer.taken = self.taken
+                self.buffers[queue] = self._shared or PrefetchBuffer(queue)
 
     @property
     def is_shared(self) -> bool:
@@ -326,6 +315,11 @@ class Prefetch:
     def distinct(self) -> set[PrefetchBuffer]:
         """Each buffer once."""
         return {self._shared} if self._shared is not None else set(self.buffers.values())
+
+    @property
+    def in_flight(self) -> int:
+        """The number of messages in flight."""
+        return sum([buffer.in_flight for buffer in self.distinct])
 
     @property
     def is_sated(self) -> bool:
@@ -345,80 +339,77 @@ class Prefetch:
 
     def add(self, queue: str, messages: Iterable[Message], count: int, in_flight: int) -> None:
         """Count messages as in flight, and buffer ``count`` of them."""
-        self.in_flight += in_flight
         buffer = self.buffers[queue]
-        buffer.held += in_flight - count
+        buffer.in_flight += in_flight
+        buffer.window.busy(self._clock())
         if count:
-            buffer.put(messages, count, self._clock())
-        else:
-            # Suspects are in flight without this buffer: their time counts as well, or they seem to end at once.
-            buffer.window.busy(self._clock())
+            buffer.put(messages, count)
 
-    def add_suspects(self, messages: Sequence[tuple[Message, SuspectTurn]]) -> None:
+    def add_suspects(self, messages: Iterable[Message]) -> None:
         """Buffer messages, which are in flight already, when it is their turn.
 
         Calls get them at once: a program may keep what it has received, and ask for the next. Only as many wait as
-        handlers may take, and they do not count as held: other messages must not wait behind them for long. Those
-        behind them are released, each time for longer, up to a lease.
+        handlers may take. Those behind them are released, each time for longer, up to a lease.
         """
-        for message, turn in messages:
-            buffer = self.buffers[message.queue]
-            if buffer.handler_demand:
-                self._suspects.append((message, turn))
-                buffer.held -= 1
+        for message in messages:
+            if self.buffers[message.queue].handler_demand:
+                self._suspects.append(message)
             else:
                 self._begin(message)
         self._next_suspects()
         waiting = self._suspects
-        while waiting and len(waiting) > self.buffers[waiting[-1][0].queue].handler_demand:
-            message, _ = waiting.pop()
-            buffer = self.buffers[message.queue]
-            buffer.held += 1
-            buffer.window.disregard(1)
+        while waiting and len(waiting) > self.buffers[waiting[-1].queue].handler_demand:
+            message = waiting.pop()
+            self.buffers[message.queue].window.disregard(1)
             lease_ms = int(message._batch.lease_s * 1000)
             put_back([message], min(lease_ms, FIRST_AWAY_MS << min(uncounted(message._record.headers), 20)))
 
-    def suspects_soon(self, buffer: PrefetchBuffer) -> int:
-        """Return how many suspects have their turns so soon that no others are fetched meanwhile."""
+    def overtaken(self, buffer: PrefetchBuffer) -> int:
+        """Return how many suspects others may overtake, because these must not wait behind suspects for long."""
         waiting = self._suspects
-        if not waiting or self._clock() >= waiting[0][0]._batch.taken_s + NEXT_S:
+        if not waiting or self._clock() < waiting[0]._batch.taken_s + NEXT_S:
             return 0
-        return sum([self.buffers[message.queue] is buffer for message, _ in waiting])
+        return sum([self.buffers[message.queue] is buffer for message in waiting])
 
     def _next_suspects(self) -> None:
-        """Buffer the suspects whose turn it is, in order.
-
-        The first one with used-up attempts runs alone; each that ends here lets more of them run together.
-        """
+        """Buffer the suspects whose turn it is, in order."""
         waiting, here = self._suspects, self._suspects_here
         while waiting:
-            message, turn = waiting[0]
+            message = waiting[0]
             if message._offset in message._batch.open:
                 # With every suspect, so that ended ones do not fill the memory; from the end, because one step for each
                 # message that ends must not pass all of them.
                 while here and here[-1]._offset not in here[-1]._batch.open:
                     here.pop()
                     self._group += 1
-                alone = turn is SuspectTurn.ALONE or (turn is SuspectTurn.GROUPED and self._group == 1)
-                if here and (alone or self._alone or (turn is SuspectTurn.GROUPED and self._is_full())):
+                most = self._most_together(message)
+                if here and (self._alone or len(here) >= most):
                     return
                 here.append(message)
-                self._alone = alone
+                self._alone = most == 1
                 self._begin(message)
             waiting.popleft()
-            self.buffers[message.queue].held += 1
         if not self.in_flight:
             here.clear()
             self._group = 1
 
-    def _is_full(self) -> bool:
-        """Return whether as many suspects run as may run together."""
-        here = self._suspects_here
+    def _most_together(self, message: Message) -> float:
+        """Return how many suspects may run together if this is one of them.
+
+        Without a limit if it has used up no attempt. The last attempt is always alone: otherwise suspects would use up
+        their last attempts together whenever one of them ends the process. Of those in between, the first one is alone,
+        and each that ends here lets more of them run together.
+        """
+        here, attempt = self._suspects_here, message.attempt
+        if attempt >= self._settings.queue(message.queue).max_attempts:
+            return 1
+        if attempt == 1:
+            return inf
         if len(here) >= self._group:
-            left = [message for message in here if message._offset in message._batch.open]
+            left = [other for other in here if other._offset in other._batch.open]
             self._group += len(here) - len(left)
             here[:] = left
-        return len(here) >= self._group
+        return self._group
 
     def _begin(self, message: Message) -> None:
         """Buffer a suspect, before all other messages, because it has waited."""
@@ -431,19 +422,15 @@ class Prefetch:
         return [*self.buffers[queue].ready.take_if(lambda message: message.queue == queue), *self._take_suspects(queue)]
 
     def _take_suspects(self, queue: str | None = None) -> list[Message]:
-        taken = [message for message, _ in self._suspects if queue in (None, message.queue)]
-        if taken:
-            self._suspects = deque([suspect for suspect in self._suspects if queue not in (None, suspect[0].queue)])
-            for message in taken:
-                self.buffers[message.queue].held += 1
-        return taken
+        waiting = self._suspects
+        self._suspects = deque([message for message in waiting if queue not in (None, message.queue)])
+        return [message for message in waiting if queue in (None, message.queue)]
 
     def finished(self, queue: str, count: int) -> None:
         """Count messages as no longer in flight."""
         buffer = self.buffers[queue]
-        buffer.held -= count
-        self.in_flight -= count
-        buffer.window.finished(count, self._clock(), idle=buffer.held == 0)
+        buffer.in_flight -= count
+        buffer.window.finished(count, self._clock(), idle=buffer.in_flight == 0)
         if self._suspects:
             self._next_suspects()
 
@@ -464,15 +451,14 @@ class Prefetch:
         Return when to call again.
         """
         while self._suspects:
-            batch = self._suspects[0][0]._batch
+            batch = self._suspects[0]._batch
             next_s, until_s = batch.taken_s + NEXT_S, batch.taken_s + batch.lease_s / 2
             if now_s >= next_s:
                 # Other messages may overtake them.
                 self._changed.set()
             if now_s < until_s:
                 return next_s if now_s < next_s < until_s else until_s
-            put_back([self._suspects.popleft()[0]], int(batch.lease_s * 1000))
-            self.buffers[batch.queue].held += 1
+            put_back([self._suspects.popleft()], int(batch.lease_s * 1000))
             log.info("suspect has waited, released: queue=%s", batch.queue)
         return inf
 
@@ -488,7 +474,7 @@ class Prefetch:
 
         Messages that have expired meanwhile are released, too: the tracker ends them.
         """
-        now_ms = self._settings.broker_ms() if self.may_expire else None
+        now_ms = self._broker_ms() if self.may_expire else None
         if now_ms is not None:
             for buffer in self.distinct:
                 put_back(buffer.ready.take_if(lambda message: self._has_expired(message, now_ms)))

@@ -22,13 +22,15 @@ import asyncio
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from itertools import repeat
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
-from marq.client.background import Time, failure_of
+from marq.backend.cluster import Cluster
+from marq.client.background import failure_of
 from marq.consumer.acquire import AcquiredOffsets, Acquisition, acquire_records, acquisitions_again
 from marq.consumer.delivery_gate import DeliveryGate
 from marq.consumer.expiry import may_expire
@@ -41,8 +43,8 @@ from marq.consumer.ordering import (
     Steps,
     TrackerQuestion,
 )
-from marq.consumer.prefetch import Prefetch, PrefetchBuffer, SuspectTurn
-from marq.consumer.starts import Starts, is_suspect, turn_of
+from marq.consumer.prefetch import Prefetch, PrefetchBuffer
+from marq.consumer.starts import Starts, is_suspect
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
 from marq.consumer.writer import OutcomeWriter
@@ -102,32 +104,30 @@ class Receiver:
         strategy: AcquireStrategy,
         writer: MarkerWriter,
         settings: ReceiverSettings,
-        time: Time,
+        cluster: Cluster,
         *,
         transactional: AcquireStrategy | None = None,
         buffer: PrefetchBuffer | None = None,
-        new_holder: Callable[[], int] = lambda: secrets.randbits(64),
-        queries: TrackerQueries | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
         self._strategy, self._transactional = strategy, transactional or strategy
         self._settings = settings
-        self._time, self._now_s, self._new_holder = time, time.now_s, new_holder
-        self._queries = queries
+        self._cluster, self._now_s = cluster, cluster.now_s
+        self._queries = TrackerQueries(cluster, writer, settings.markers_partitions)
         self.error: MarqError | None = None
         #: Set with the error.
         self.failed = asyncio.Event()
         #: Set when there may be room to fetch.
         self._changed = asyncio.Event()
-        self.prefetch = Prefetch(serving.queues, settings, time.now_s, self._changed, buffer)
-        self.gate = DeliveryGate(settings, serving.queues, self.prefetch, time, self._changed)
-        self.writer = OutcomeWriter(writer, settings, time, self)
-        self.starts = Starts(self.writer, settings, self.prefetch, time, self)
+        self.prefetch = Prefetch(serving.queues, settings, cluster, self._changed, buffer)
+        self.gate = DeliveryGate(settings, serving.queues, self.prefetch, cluster, self._changed)
+        self.writer = OutcomeWriter(writer, settings, cluster, self)
+        self.starts = Starts(self.writer, settings, self.prefetch, cluster, self)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
-        self._holder = new_holder()
+        self._holder = self._new_holder()
         #: The holders reported for the next assignment; its own holder comes first.
         self._next_holders: list[int] = []
         self._assignment = 0
@@ -141,10 +141,8 @@ class Receiver:
         self._fetching: asyncio.Task[None] | None = None
         #: Unanswered questions to trackers.
         self._asking: set[asyncio.Task[None]] = set()
-        #: When to poll again at the latest, in the event loop's time; None before the first call.
-        self._poll_by_s: float | None = None
-        #: When the writer's task looks at the ordering again.
-        self._next_step_s = inf
+        #: When to poll again at the latest, in the event loop's time.
+        self._poll_by_s = inf
         self._stopping = False
 
     def start(self) -> None:
@@ -156,9 +154,7 @@ class Receiver:
 
     async def stop_reading(self, limit_s: float, handlers: asyncio.Task[float] | None = None) -> None:
         """Stop fetching and dispatching; wait for cycles for up to ``limit_s``, and longer while ``handlers`` run."""
-        self._stopping = True
-        self.starts.stopped = True
-        self.ordering.stopped = True
+        self._stopping = self.ordering.stopped = self.starts.stopped = True
         tasks = [task for task in (self._reading, self._fetching, *self._asking) if task is not None]
         for task in tasks:
             task.cancel()
@@ -196,7 +192,8 @@ class Receiver:
             # Callers learn of it only when they receive again, or when their handlers have ended.
             log.error("consumer can no longer receive: queue=%s error=%s", ",".join(self.prefetch.buffers), self.error)
         self.failed.set()
-        self._stopping = True
+        # A message that the ordering delivered now would stay leased: nothing takes its steps any longer.
+        self._stopping = self.ordering.stopped = True
         self._changed.set()
         self.prefetch.close()
 
@@ -256,7 +253,6 @@ class Receiver:
             self.prefetch.serve(serving.queues)
             self.apply_pauses()
             self._forget()
-            self._fetched = FetchedRecords(serving)
             # Last, and without an await in between: all later fetches are for the new queues.
             begin(serving)
 
@@ -288,6 +284,9 @@ class Receiver:
             assigned = {Source(topic, number) for topic in topics for number in self._reader.assigned_of(topic)[0]}
             self.ordering.assigned(assigned, self._now_s())
 
+    def _new_holder(self) -> int:
+        return secrets.randbits(64)
+
     def holders(self) -> Sequence[int]:
         if not self._next_holders:
             # A repeated join request must report the same holders: other metadata would start another rebalance.
@@ -297,9 +296,7 @@ class Receiver:
     def _forget(self) -> None:
         """Forget fetched records: reading begins again at the committed offsets."""
         self._assignment += 1
-        self._acquired.clear()
-        self._fetched.clear()
-        self._committed_to.clear()
+        self._fetched, self._acquired, self._committed_to = FetchedRecords(self._serving), AcquiredOffsets(), {}
         self.ordering.give_up()
         for task in self._asking:
             task.cancel()
@@ -312,6 +309,7 @@ class Receiver:
 
     async def _run(self) -> None:
         """Fetch the next batch while earlier cycles are in progress."""
+        self._poll_by_s = self._deadline_s()
         while not self._stopping:
             self._changed.clear()
             self.next_turns()
@@ -322,7 +320,7 @@ class Receiver:
             if not room:
                 await self._stay_in_group()
             elif rest_s := self._cycles.rest_s(self._now_s()):
-                await self._time.sleep(rest_s)
+                await self._cluster.sleep(rest_s)
             elif self._fetched:
                 self._fetched.hold(self.ordering.unresumed(self._serving, self._fetched.records))
                 self._take_steps()
@@ -344,8 +342,6 @@ class Receiver:
 
     async def _stay_in_group(self) -> None:
         """Wait until something has changed, and stay in the group."""
-        if self._poll_by_s is None:
-            self._poll_by_s = self._deadline_s()
         # Changes do not move the deadline: a consumer that is full and busy would leave its group.
         left_s = self._poll_by_s - asyncio.get_running_loop().time()
         if left_s > 0:
@@ -361,12 +357,30 @@ class Receiver:
 
     def _start_cycle(self, room: int) -> None:
         records = self._fetched.cut(self.ordering.step(room))
-        self._begin_cycle(records, self._batch_of(records), min(room, sum(map(len, records.values()))))
+        acquisitions, reread = self._acquisitions_of(records)
+        pending = min(room, sum(map(len, records.values())))
+        self._begin_cycle(acquisitions, records, reread, {}, pending)
 
-    def _begin_cycle(self, records: Mapping[Source, Records], batch: AcquireBatch, pending: int) -> None:
+    def _begin_cycle(
+        self,
+        acquisitions: Sequence[Acquisition],
+        records: Mapping[Source, Records],
+        reread: Sequence[RereadRecords],
+        again: Again,
+        pending: int,
+    ) -> None:
+        settings = self._settings
+        at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
+        limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
+        # One strategy for both steps: some leave the ACQUIRE to the commit.
+        strategy = self._transactional if at_most_once else self._strategy
         before = self._cycles[-1].task if self._cycles else None
-        task = asyncio.create_task(self._cycle(records, batch, self._assignment, before), name="marq-cycle")
-        self._cycles.begin(Cycle(records, self._assignment, pending, task), self._now_s())
+        markers = acquire_records(acquisitions, settings)
+        cycle = Cycle(
+            strategy, acquisitions, markers, limit_s, records, reread, again, pending, self._assignment, before
+        )  # fmt: skip
+        cycle.task = asyncio.create_task(self._cycle(cycle), name="marq-cycle")
+        self._cycles.begin(cycle, self._now_s())
 
     async def _end_cycle(self) -> None:
         """Wait for the first cycle. If it failed, all that follow it fail, too: then pause, longer each time."""
@@ -382,16 +396,10 @@ class Receiver:
         await asyncio.sleep(self._pause_s)
         self._pause_s = min(self._pause_s * 2, MAX_RETRY_S)
 
-    async def _cycle(
-        self,
-        records: Mapping[Source, Records],
-        batch: AcquireBatch,
-        assignment: int,
-        before: asyncio.Task[bool] | None,
-    ) -> bool:
-        """Take steps 2 to 4 for one fetched batch; return False if it will be read again.
+    async def _cycle(self, cycle: Cycle) -> bool:
+        """Take steps 2 to 4; return False if the records will be read again.
 
-        ``before`` is the previous cycle: ACQUIREs are written while it commits; nothing else overlaps.
+        ACQUIREs are written while the previous cycle commits; nothing else overlaps.
         """
         try:
             if self._stopping:
@@ -399,27 +407,27 @@ class Receiver:
                 return False
             sent_s = self._now_s()
             try:
-                await batch.strategy.acquire(batch.markers, batch.limit_s)
-                await ended(before)
+                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)
+                await ended(cycle.before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
-                if assignment != self._assignment:
+                if cycle.assignment != self._assignment:
                     raise NotCommitted("the partitions were reassigned in the meantime")
-                await self._commit(batch)
+                await self._commit(cycle)
             except (BrokerUnavailable, NotCommitted) as error:
                 # Some messages may be in flight now without a committed offset. They are read again, and acquiring
                 # them again takes over their leases.
                 if not isinstance(error, BeforeFailed):  # The previous cycle has logged the cause.
-                    self._cycles.failed.write(self._now_s(), batch, error)
+                    self._cycles.failed.write(self._now_s(), cycle, error)
                 if self._stopping:
-                    self._release_ordered(batch, sent_s)
+                    self._release_ordered(cycle, sent_s)
                 # If the previous cycle fails, too, it goes back for both: this one would go back later, and less far.
                 with suppress(BeforeFailed):
-                    await ended(before)
-                    self._go_back(records)
-                self.ordering.not_acquired(batch.again, self._now_s())
+                    await ended(cycle.before)
+                    self._go_back(cycle)
+                self.ordering.not_acquired(cycle.again, self._now_s())
                 self._take_steps()
                 return False
-            self._deliver_acquired(batch, sent_s)
+            self._deliver_acquired(cycle, sent_s)
             return True
         finally:
             self._changed.set()
@@ -442,90 +450,77 @@ class Receiver:
             task.result()
 
     async def _fetch(self) -> None:
-        assignment = self._assignment
-        records = await self._reader.fetch(MAX_CYCLE_RECORDS)
-        # After a reassignment, reading restarts at the committed offsets, so these records would arrive twice.
-        if assignment == self._assignment:
-            self._fetched.put(records)
+        # A reassignment replaces this: reading restarts at the committed offsets, so these records will arrive again.
+        fetched = self._fetched
+        fetched.put(await self._reader.fetch(MAX_CYCLE_RECORDS))
 
-    def _go_back(self, records: Mapping[Source, Records]) -> None:
-        """Read again from where the cycle of these records began, at once: a call may wait for the next fetch."""
+    def _go_back(self, cycle: Cycle) -> None:
+        """Read again from where a cycle began, at once: a call may wait for the next fetch."""
         # Later cycles go back, too.
-        starts = self._fetched.clear() | self._cycles.starts(records, self._assignment)
-        self._acquired.rewind(self._serving, starts)
+        starts = self._fetched.clear() | self._cycles.starts(cycle, self._assignment)
+        self._acquired.rewind(starts)
         self._reader.rewind(starts)
 
     # --- 2. acquire ---------------------------------------------------------------------------------------------------
 
-    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
-        acquisitions, reread = self._acquired.acquisitions(
-            self._serving, records, self._holder, self._settings, self.ordering, self._settings.broker_ms()
+    def _acquisitions_of(
+        self, records: Mapping[Source, Records]
+    ) -> tuple[Sequence[Acquisition], Sequence[RereadRecords]]:
+        return self._acquired.acquisitions(
+            self._serving, records, self._holder, self._settings, self.ordering, self._cluster.broker_ms()
         )
-        ends = {source: read.offsets[-1] + 1 for source, read in records.items()}
-        return self._acquire_batch(acquisitions, ends, reread)
-
-    def _acquire_batch(
-        self,
-        acquisitions: Sequence[Acquisition],
-        ends: Mapping[Source, int],
-        reread: Sequence[RereadRecords] = (),
-        again: Again | None = None,
-    ) -> AcquireBatch:
-        settings = self._settings
-        at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
-        limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
-        markers = acquire_records(acquisitions, settings)
-        # One strategy for both steps: some leave the ACQUIRE to the commit.
-        strategy = self._transactional if at_most_once else self._strategy
-        return AcquireBatch(strategy, acquisitions, markers, ends, limit_s, reread, again or {})
 
     # --- 3. commit ----------------------------------------------------------------------------------------------------
 
-    async def _commit(self, batch: AcquireBatch) -> None:
+    async def _commit(self, cycle: Cycle) -> None:
         """Commit the offsets after all records that were read, other queues' included."""
-        offsets = batch.offsets or self._committed_to
-        lows = self.ordering.low_watermarks(batch.reread, offsets, partial=bool(batch.offsets))
+        # Not the next assignment's, if it begins meanwhile: another member may have these partitions then.
+        committed_to, ends = self._committed_to, cycle.ends
+        offsets = ends or committed_to
+        lows = self.ordering.low_watermarks(cycle.reread, offsets, partial=bool(ends))
         try:
-            await batch.strategy.commit(batch.markers, offsets, batch.limit_s, lows)
+            await cycle.strategy.commit(cycle.markers, offsets, cycle.limit_s, lows)
         except BaseException:
             self.ordering.uncommitted(self._now_s())
             raise
-        self._committed_to.update(batch.offsets)
+        committed_to.update(ends)
 
     # --- 4. deliver ---------------------------------------------------------------------------------------------------
 
-    def _deliver_acquired(self, batch: AcquireBatch, sent_s: float) -> None:
+    def _deliver_acquired(self, cycle: Cycle, sent_s: float) -> None:
         """Deliver what a cycle has acquired; leases begin at ``sent_s``, which is before their ACQUIRE was sent."""
         now_s = self._now_s()
         ordered: list[Acquired] = []
-        for taken in batch.acquisitions:
+        for taken in cycle.acquisitions:
+            records = taken.messages
             if taken.keys is not None:
-                ordered.append(Acquired(taken.keys, self._hold(taken, sent_s), taken.messages, taken.again))
-            elif not taken.messages:
+                again = taken.keys in cycle.again
+                ordered.append(Acquired(taken.keys, self._hold(taken, records, sent_s), records, again))
+            elif not records:
                 continue
             elif now_s >= sent_s + taken.lease_ms / 1000:
                 # The offsets are committed, so they are not read again: the tracker redelivers them.
                 log.warning("the lease expired before the messages were acquired, they will be redelivered: %s", taken)
             else:
-                records = taken.messages
-                self._deliver(DeliveryRun(self._hold(taken, sent_s), records.offsets, records.values))
-        if ordered or batch.reread:
-            self.ordering.acquired(ordered, batch.reread, now_s)
+                self._deliver(DeliveryRun(self._hold(taken, records, sent_s), records.offsets, records.values))
+        if ordered or cycle.reread:
+            self.ordering.acquired(ordered, cycle.reread, now_s)
             self._take_steps()
 
-    def _release_ordered(self, batch: AcquireBatch, sent_s: float) -> None:
+    def _release_ordered(self, cycle: Cycle, sent_s: float) -> None:
         """Release messages of ordered queues that a failed cycle may have acquired; their attempts do not count.
 
         The next reader finds them open, even if their offsets are not committed. In other queues, the next reader reads
         messages with uncommitted offsets again and takes over their leases. After a RELEASE, it would deliver them
         twice.
         """
-        for taken in batch.acquisitions:
+        for taken in cycle.acquisitions:
             if taken.keys is not None:
-                self._hold(taken, sent_s).put_back(taken.messages.offsets)
+                records = taken.messages
+                self._hold(taken, records, sent_s).put_back(records.offsets)
 
-    def _hold(self, taken: Acquisition, sent_s: float) -> LeasedBatch:
-        records, settings = taken.messages, self._settings
+    def _hold(self, taken: Acquisition, records: Records, sent_s: float) -> LeasedBatch:
+        settings = self._settings
         codec = settings.codecs.get(taken.queue, settings.codec)
         batch = LeasedBatch(
             self.writer, taken.queue, taken.source, taken.holder, records, sent_s, taken.lease_ms / 1000, codec,
@@ -550,13 +545,9 @@ class Receiver:
         if not batch.starts_first:
             prefetch.add(batch.queue, messages, count, len(offsets))
             return
-        attempts = self._settings.queue(batch.queue).max_attempts
-        suspects, others = list[tuple[Message, SuspectTurn]](), list[Message]()
+        suspects, others = list[Message](), list[Message]()
         for message in messages:
-            if is_suspect(message):
-                suspects.append((message, turn_of(message, attempts)))
-            else:
-                others.append(message)
+            (suspects if is_suspect(message) else others).append(message)
         prefetch.add(batch.queue, others, len(others), len(offsets))
         prefetch.add_suspects(suspects)
         if suspects:
@@ -620,10 +611,8 @@ class Receiver:
 
     def pass_time(self, now_s: float) -> float:
         """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
-        self._next_step_s = -inf
         self._take_steps()
-        self._next_step_s = inf if self._stopping else self.ordering.next_due_s
-        return min(self._next_step_s, self.prefetch.release_suspects(now_s), self.gate.end_pauses())
+        return min(self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""
@@ -638,11 +627,12 @@ class Receiver:
             # Apart: an answer about messages must not wait for the next attempt to resume a source.
             for questions in (steps.resume, steps.ask):
                 if questions:
-                    self._ask(self._ask_trackers(questions))
+                    task = asyncio.create_task(self._ask_trackers(questions), name="marq-ask")
+                    self._asking.add(task)
+                    task.add_done_callback(self._ended)
             if steps.acquire or steps.commit:
                 self._acquire_again(steps)
-        if self.ordering.next_due_s < self._next_step_s:
-            self.writer.wake()
+        self.writer.wake_at(self.ordering.next_due_s)
 
     def _want(self) -> None:
         """Say how many messages may have their turns now."""
@@ -686,17 +676,11 @@ class Receiver:
             for keys, retries in steps.acquire.items()
             for acquisition in acquisitions_again(keys, retries, settings)
         ]
-        self._begin_cycle({}, self._acquire_batch(taken, {}, again=steps.acquire), 0)
+        self._begin_cycle(taken, {}, (), steps.acquire, 0)
         # The cycle must be waited for.
         self._changed.set()
 
-    def _ask(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name="marq-ask")
-        self._asking.add(task)
-        task.add_done_callback(self._ended)
-
     async def _ask_trackers(self, questions: Sequence[TrackerQuestion]) -> None:
-        assert self._queries is not None, "a receiver of queues with ordering can ask"
         asked = [(marker, question) for question in questions for marker in question.markers(self._new_holder)]
         by_holder = {marker.holder: question for marker, question in asked}
         async for marker, parts in self._queries.answers([marker for marker, _ in asked]):
@@ -717,7 +701,7 @@ class Receiver:
         except NotCommitted as error:
             # It is asked again, unless the source belongs to another member by now.
             log.info("source not resumed: topic=%s partition=%d %s", *question.source, error)
-            await self._time.sleep(RESUME_RETRY_S)
+            await self._cluster.sleep(RESUME_RETRY_S)
             answer = None
         if self.ordering.resumed(question, answer, self._new_holder(), now_s):
             read_on = self._fetched.let_go(question.source)
@@ -733,29 +717,33 @@ class BeforeFailed(NotCommitted):
     """The previous cycle failed, and reads again for both cycles."""
 
 
-class AcquireBatch(NamedTuple):
-    """What a cycle acquires and then commits; ``limit_s`` applies to each of these two steps."""
+@dataclass(eq=False, slots=True)
+class Cycle:
+    """Steps 2 to 4 for some records, or for messages that are acquired ``again``: then no records were read.
+
+    ``limit_s`` applies to each of steps 2 and 3. At most ``pending`` new messages will be delivered.
+    """
 
     strategy: AcquireStrategy
     acquisitions: Sequence[Acquisition]
     markers: Sequence[MarkerRecord]
-    #: Empty for messages that are acquired again: nothing new was read.
-    offsets: Mapping[Source, int]
     limit_s: float
+    records: Mapping[Source, Records]
     reread: Sequence[RereadRecords]
     again: Again
+    pending: int
+    assignment: int
+    #: The previous cycle.
+    before: asyncio.Task[bool] | None
+    task: asyncio.Task[bool] = field(init=False)
 
     def __str__(self) -> str:
-        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.offsets.items())
+        return " ".join(f"partition={source.partition} end={offset}" for source, offset in self.ends.items())
 
-
-class Cycle(NamedTuple):
-    """Steps 2 to 4 for some records, of which at most ``pending`` will be delivered."""
-
-    records: Mapping[Source, Records]
-    assignment: int
-    pending: int
-    task: asyncio.Task[bool]
+    @property
+    def ends(self) -> dict[Source, int]:
+        """The offsets to commit."""
+        return {source: read.offsets[-1] + 1 for source, read in self.records.items()}
 
 
 class Cycles(deque[Cycle]):
@@ -785,14 +773,14 @@ class Cycles(deque[Cycle]):
         """The maximum number of messages that will be delivered."""
         return sum([cycle.pending for cycle in self])
 
-    def starts(self, records: Mapping[Source, Records], assignment: int) -> dict[Source, int]:
-        """Return where the cycles of an assignment began to read: the cycle with these records, and all later ones."""
+    def starts(self, first: Cycle, assignment: int) -> dict[Source, int]:
+        """Return where the cycles of an assignment began to read: the ``first`` one, and all later ones."""
         starts: dict[Source, int] = {}
         # If several have read a partition, the earliest counts.
         for cycle in reversed(self):
             if cycle.assignment == assignment:
                 starts |= {source: read.offsets[0] for source, read in cycle.records.items()}
-            if cycle.records is records:
+            if cycle is first:
                 break
         return starts
 
@@ -827,69 +815,60 @@ class FetchedRecords:
 
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
-        self._records: dict[Source, Records] = {}
-        #: Records of sources from which nothing may be acquired yet.
-        self._held: dict[Source, Records] = {}
-        #: Held sources whose later records were dropped, with the offset of the first dropped one.
+        self.records: dict[Source, Records] = {}
+        #: Sources from which nothing may be acquired yet.
+        self.held: set[Source] = set()
+        #: Those whose later records were dropped, with the offset of the first dropped one.
         self._dropped: dict[Source, int] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._records)
+        return not self.records.keys() <= self.held
 
     @property
     def count(self) -> int:
-        """The number of records, including those of other queues."""
-        return sum(map(len, self._records.values()))
+        """The number of records that are not kept back, including those of other queues."""
+        return sum([len(read) for source, read in self.records.items() if source not in self.held])
 
     def put(self, records: Mapping[Source, Records]) -> None:
         """Add records that follow the present ones."""
         for source, read in records.items():
-            if source in self._held or source in self._dropped:
-                self._hold(source, read)
+            before = self.records.get(source)
+            if source in self._dropped or (source in self.held and self._is_full):
+                self._dropped.setdefault(source, read.offsets[0])
             else:
-                before = self._records.get(source)
-                self._records[source] = Records.joined([before, read]) if before is not None else read
+                self.records[source] = Records.joined([before, read]) if before is not None else read
 
     def hold(self, sources: Iterable[Source]) -> None:
-        """Keep back the records of these sources."""
+        """Keep back the records of these sources, and those that follow them."""
         for source in sources:
-            self._hold(source, self._records.pop(source))
+            if source not in self.held and self._is_full:
+                self._dropped[source] = self.records.pop(source).offsets[0]
+            self.held.add(source)
 
-    def _hold(self, source: Source, read: Records) -> None:
-        # A source that can't be resumed for hours must not stop the others.
-        if source in self._dropped or sum(map(len, self._held.values())) >= MAX_HELD_RECORDS:
-            self._dropped.setdefault(source, read.offsets[0])
-        else:
-            before = self._held.get(source)
-            self._held[source] = Records.joined([before, read]) if before is not None else read
+    @property
+    def _is_full(self) -> bool:
+        """Whether no more records are kept back: a source that can't be resumed for hours must not stop the others."""
+        return sum([len(self.records.get(source, ())) for source in self.held]) >= MAX_HELD_RECORDS
 
     def let_go(self, source: Source) -> int | None:
         """Stop keeping back the records of a source; return the offset from which to read again, if any."""
-        if source in self._held:
-            self._records[source] = self._held.pop(source)
+        self.held.discard(source)
         return self._dropped.pop(source, None)
-
-    @property
-    def held(self) -> bool:
-        """Whether records are kept back."""
-        return bool(self._held or self._dropped)
-
-    @property
-    def records(self) -> Mapping[Source, Records]:
-        return self._records
 
     def clear(self) -> dict[Source, int]:
         """Forget all records; return where reading has to continue."""
-        kept = {source: read.offsets[0] for source, read in (self._records | self._held).items()}
-        starts = self._dropped | kept
-        self._records, self._held, self._dropped = {}, {}, {}
+        starts = self._dropped | {source: read.offsets[0] for source, read in self.records.items()}
+        self.records, self.held, self._dropped = {}, set(), {}
         return starts
 
     def cut(self, room: int) -> dict[Source, Records]:
         """Take records with at most ``room`` messages of ours, and the other records between and after them."""
         taken: dict[Source, Records] = {}
         left: dict[Source, Records] = {}
-        for source, read in self._records.items():
+        for source, read in self.records.items():
+            if source in self.held:
+                left[source] = read
+                continue
             count = len(read)
             end = count if count <= room else self._serving.end(source, read, room)
             if end:
@@ -897,5 +876,5 @@ class FetchedRecords:
                 room -= end if end == count <= room else self._serving.count(source, taken[source])
             if end < count:
                 left[source] = read[end:]
-        self._records = left
+        self.records = left
         return taken

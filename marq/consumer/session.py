@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -19,7 +18,6 @@ from marq.consumer.handler_pool import HandlerPool
 from marq.consumer.membership import Check, Membership
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
@@ -68,7 +66,6 @@ class ConsumerSession:
         instance_id: str | None = None,
         buffer: PrefetchBuffer | None = None,
     ) -> None:
-        settings = replace(settings, broker_ms=cluster.broker_ms)
         strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
         #: Other connections are opened on first use.
@@ -95,7 +92,6 @@ class ConsumerSession:
             cluster,
             transactional=transactional,
             buffer=buffer,
-            queries=TrackerQueries(cluster, writer, topics.markers_partitions),
         )
         self.prefetch = self.receiver.prefetch
 

@@ -21,7 +21,7 @@ import asyncio
 from collections.abc import Sequence
 
 from marq.client.background import Time, failure_of
-from marq.consumer.prefetch import Prefetch, SuspectTurn
+from marq.consumer.prefetch import Prefetch
 from marq.consumer.writer import Listener, OutcomeWriter
 from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
@@ -35,17 +35,6 @@ NOTED_AFTER_S = 0.1
 def is_suspect(message: Message) -> bool:
     """Return whether the previous lease of a message has expired: its handler may have ended the process."""
     return not message._batch.at_most_once and expired(message._record.headers) > 0
-
-
-def turn_of(suspect: Message, max_attempts: int) -> SuspectTurn:
-    """Return when a suspect runs.
-
-    Its last attempt is always alone: otherwise suspects would use up their last attempts together whenever one of them
-    ends the process.
-    """
-    if suspect.attempt >= max_attempts:
-        return SuspectTurn.ALONE
-    return SuspectTurn.TOGETHER if suspect.attempt == 1 else SuspectTurn.GROUPED
 
 
 class Starts:

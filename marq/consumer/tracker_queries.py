@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 
 from marq.backend.cluster import Cluster
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
+from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.wire.errors import BrokerUnavailable, CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Kind, Resume, Resumed
@@ -36,8 +37,9 @@ class TrackerQueries:
         self._writer = writer
         self._markers_partitions = markers_partitions
         self._clock, self._sleep = cluster.now_s, cluster.sleep
-        #: Whether a missing answer, or a broker error, was reported since the last answer.
-        self._reported = self._failed = False
+        #: Whether a missing answer was reported since the last one.
+        self._reported = False
+        self._failed = RepeatedWarning("queue %s: unfinished messages are unknown, asking again: %s")
 
     async def answers(self, questions: Sequence[Resume]) -> AsyncGenerator[tuple[Resume, list[Resumed]]]:
         """Yield each question with the parts of its answer, as answers arrive; wait without limit for missing ones."""
@@ -48,13 +50,11 @@ class TrackerQueries:
             try:
                 await self._ask(list(left.values()), parts)
             except BrokerUnavailable as error:
-                level = logging.DEBUG if self._failed else logging.WARNING
-                log.log(level, "queue %s: unfinished messages are unknown, asking again: %s", questions[0].queue, error)
-                self._failed = True
+                self._failed.write(self._clock(), questions[0].queue, error)
                 await self._sleep(RETRY_S)
             answered = [holder for holder in left if _is_whole(parts[holder])]
             for holder in answered:
-                self._reported = self._failed = False
+                self._reported = False
                 yield left.pop(holder), _parts(parts[holder])
             if left and self._clock() > patience_s and not self._reported:
                 self._reported = True

@@ -249,10 +249,10 @@ class OutcomeWriter:
                 self._due = False
                 if self.held.has_outcomes:
                     self._write_outcomes()
-            self._wake_at(min(due_s, self._expiry_s, renew_s))
+            self.wake_at(min(due_s, self._expiry_s, renew_s))
             await self._wake.wait()
 
-    def _wake_at(self, due_s: float) -> None:
+    def wake_at(self, due_s: float) -> None:
         """Look again at this time at the latest; an earlier alarm stays, because a new one for each write costs CPU."""
         if due_s < self._alarm_s:
             former, self._alarm_s = self._alarm, due_s

@@ -38,8 +38,6 @@ class ReceiverSettings:
     skipped: Callable[[str], SkippedRecords | None] = lambda _: None
     #: Returns the partitions of the messages topic that have a queue's messages, None for all.
     partitions: Callable[[str], Partitions] = lambda _: None
-    #: Returns the milliseconds since 1970 by the brokers' clock; None while it is unknown, so that nothing expires.
-    broker_ms: Callable[[], int | None] = lambda: None
 
     @property
     def default_lease_ms(self) -> int:

@@ -47,11 +47,11 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "lost not-drained",
         (
-            "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n",
+            "                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)\n",
             (
-                "                if batch.offsets:\n"
-                "                    await self._reader.commit(batch.offsets)\n"
-                "                await batch.strategy.acquire(batch.markers, batch.limit_s)\n"
+                "                if cycle.ends:\n"
+                "                    await self._reader.commit(cycle.ends)\n"
+                "                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)\n"
             ),
         ),
     ),
@@ -305,9 +305,9 @@ SHELL_MUTANTS = (
     mutant(
         KILLERS,
         "suspects use up their last attempts together",
-        _STARTS,
+        "marq.consumer.prefetch",
         "blamed",
-        ("    if suspect.attempt >= max_attempts:\n", "    if False:\n"),
+        ("        if attempt >= self._settings.queue(message.queue).max_attempts:\n", "        if False:\n"),
         killer=1.0,
     )._replace(plan={"messages": 30, "purges": 0.0, "expires": 0}),
     mutant(
@@ -338,7 +338,7 @@ SHELL_MUTANTS = (
         "a cycle commits although the one before it has failed",
         _RECEIVER,
         "lost not-drained delivered-twice silent",
-        ("                await ended(before)\n                # A rebalance", "                # A rebalance"),
+        ("                await ended(cycle.before)\n                # A rebalance", "                # A rebalance"),
     ),
     mutant(
         MARKER_FIRST,
@@ -526,12 +526,12 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "delivered-twice not-open lost from-nowhere not-drained",
         (
-            "                await self._commit(batch)\n",
+            "                await self._commit(cycle)\n",
             (
-                "                if type(batch.strategy).__name__ == 'Transactional':\n"
-                "                    self._deliver_acquired(batch, sent_s)\n"
-                "                    batch = batch._replace(acquisitions=[])\n"
-                "                await self._commit(batch)\n"
+                "                if type(cycle.strategy).__name__ == 'Transactional':\n"
+                "                    self._deliver_acquired(cycle, sent_s)\n"
+                "                    cycle.acquisitions = []\n"
+                "                await self._commit(cycle)\n"
             ),
         ),
     ),

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING
 
 from marq.consumer import acquire
-from marq.consumer.ordering import Steps
-from marq.consumer.prefetch import PrefetchBuffer, SuspectTurn
-from marq.consumer.receiver import AcquireBatch, Receiver
+from marq.consumer.ordering import RereadRecords, Steps
+from marq.consumer.prefetch import PrefetchBuffer
+from marq.consumer.receiver import Cycle, Receiver
 from marq.consumer.session import ConsumerSession
-from marq.consumer.tracker_queries import TrackerQueries
 from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.records import Records
 from marq.leases.message import Message
@@ -37,6 +37,7 @@ class SimulatedReceiver(Receiver):
     """Receives for one consumer."""
 
     def __init__(self, consumer: Consumer, max_in_flight: int, max_lease_ms: int) -> None:
+        self._consumer = consumer
         world, reader, writer = consumer.world, consumer.reader, consumer.writer
         strategy: AcquireStrategy = MarkerFirst(writer, reader)
         transactional = None
@@ -50,7 +51,6 @@ class SimulatedReceiver(Receiver):
             queue=lambda queue: world.definitions.of(consumer).settings(queue),
             skipped=lambda queue: world.definitions.of(consumer).skipped(queue),
             partitions=lambda queue: world.definitions.of(consumer).placement(queue).reads,
-            broker_ms=world.wall_ms,
         )
         super().__init__(
             consumer.serving,
@@ -58,17 +58,17 @@ class SimulatedReceiver(Receiver):
             transactional if transactional is not None and consumer.starting.always else strategy,
             writer,
             settings,
-            brokers := _Brokers(consumer),
+            _Brokers(consumer),  # type: ignore[arg-type]
             transactional=transactional,
             buffer=PrefetchBuffer(consumer.name),
-            new_holder=lambda: world.rng.getrandbits(64),
-            queries=TrackerQueries(brokers, writer, len(world.markers)),
         )
-        self._consumer = consumer
         if not world.blind:
             self.ordering.priorities = JudgedPriorities(world)
         # Records with the headers of another attempt fit in the markers topic.
         self._settings_again = replace(settings, limit_bytes=room_for_markers(settings.limit_bytes))
+
+    def _new_holder(self) -> int:
+        return self._consumer.world.rng.getrandbits(64)
 
     def _acquire_again(self, steps: Steps) -> None:
         self._settings = self._settings_again
@@ -80,10 +80,9 @@ class SimulatedReceiver(Receiver):
         async def at_once(messages: Sequence[Message]) -> list[Message]:
             return list(messages)
 
-        add = self.prefetch.add_suspects
         self.starts.start = at_once  # type: ignore[method-assign]
         self.starts.started = at_once  # type: ignore[method-assign]
-        self.prefetch.add_suspects = lambda suspects: add([(message, SuspectTurn.TOGETHER) for message, _ in suspects])  # type: ignore[method-assign]
+        self.prefetch._most_together = lambda message: inf  # type: ignore[method-assign]
 
     @property
     def busy(self) -> bool:
@@ -95,17 +94,15 @@ class SimulatedReceiver(Receiver):
         """End the world, because nothing that happens in it may end a receiver."""
         raise error
 
-    async def _cycle(
-        self, records: Mapping[Source, Records], batch: AcquireBatch, assignment: int, before: asyncio.Task[bool] | None
-    ) -> bool:
+    async def _cycle(self, cycle: Cycle) -> bool:
         consumer, holder, began_ms = self._consumer, self._holder, self._consumer.monotonic_ms()
         taken = {
             (queue, source): list(own.offsets)
-            for source, read in records.items()
+            for source, read in cycle.records.items()
             for queue, own in self._serving.own(source, read)
         }
-        if not records:
-            taken = {(each.queue, each.source): list(each.offsets) for each in batch.acquisitions}
+        if not cycle.records:
+            taken = {(each.queue, each.source): list(each.offsets) for each in cycle.acquisitions}
 
         def note(type_: str, **fields: int) -> None:
             """Note how a cycle begins or ends: from the ACQUIRE to the commit."""
@@ -114,9 +111,9 @@ class SimulatedReceiver(Receiver):
                     consumer.note(type_, "commit", holder, queue, source, offsets, **fields)
 
         note("invoke")
-        delivered = await super()._cycle(records, batch, assignment, before)
+        delivered = await super()._cycle(cycle)
         if delivered:
-            delayed = sum(len(each.taken) - len(each.messages) for each in batch.acquisitions)
+            delayed = sum(len(each.taken) - len(each.messages) for each in cycle.acquisitions)
             consumer.world.stats["delayed_by_header"] += delayed
             # No handler has seen any of them yet.
             note("ok", took_ms=consumer.monotonic_ms() - began_ms)
@@ -125,7 +122,9 @@ class SimulatedReceiver(Receiver):
             consumer.world.stats["acquire_not_certain" if consumer.starting is None else "start_not_certain"] += 1
         return delivered
 
-    def _batch_of(self, records: Mapping[Source, Records]) -> AcquireBatch:
+    def _acquisitions_of(
+        self, records: Mapping[Source, Records]
+    ) -> tuple[Sequence[acquire.Acquisition], Sequence[RereadRecords]]:
         rows = [row for read in records.values() for row in read]
         largest = max(payload_bytes(Payload(0, 1, row.key, row.headers, row.value)) for row in rows)
         world = self._consumer.world
@@ -137,7 +136,7 @@ class SimulatedReceiver(Receiver):
             room = (room_for_markers(largest) + 2) * world.rng.choice(ROOMS)
         fixed = FRAME_BYTES + acquire._HEAD_BYTES + acquire._ADDED_BYTES
         self._settings = replace(self._settings, limit_bytes=fixed + room)
-        return super()._batch_of(records)
+        return super()._acquisitions_of(records)
 
 
 class _Brokers:
@@ -146,6 +145,7 @@ class _Brokers:
     def __init__(self, consumer: Consumer) -> None:
         self.now_s = consumer.loop.time
         self.wall_s = lambda: consumer.wall_ms() / 1000
+        self.broker_ms = consumer.world.wall_ms
         self.sleep = asyncio.sleep
         self.markers_reader = partial(open_reader, consumer)
 

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 import pytest
@@ -15,6 +16,7 @@ from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
 from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import NotCommitted
+from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks
 from marq.kafka.queue_records import serving
@@ -91,9 +93,15 @@ class Times:
     def __init__(self, clock: Clock) -> None:
         self.now_s, self.wall_s, self.sleep = clock, time.time, clock.sleep
 
+    def broker_ms(self) -> int | None:
+        return None
+
     async def within(self, limit_s: float, waiting: Awaitable[T]) -> T:
         async with asyncio.timeout(LIMIT_S):
             return await waiting
+
+    async def markers_reader(self, partitions: Collection[int]) -> MarkersReader:
+        raise AssertionError("no tracker was asked")
 
 
 @dataclass
@@ -255,6 +263,17 @@ class HangingEach:
 AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
 
 
+class NumberedReceiver(Receiver):
+    """A receiver whose holders are 1, 2, 3, …"""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._holders = count(1)
+        super().__init__(*arguments, **options)
+
+    def _new_holder(self) -> int:
+        return next(self._holders)
+
+
 @dataclass
 class Rig:
     """A receiver on fakes."""
@@ -352,16 +371,14 @@ def rig(queues: Sequence[str] = ("q",), leases_ms: Mapping[str, int] | None = No
     }  # fmt: skip
     reader, acquirer, settler, clock = FakeReader(), FakeWriter(), FakeWriter(), Clock()
     once = FakeWriter()
-    holders = iter(range(1, 100))
-    receiver = Receiver(
+    receiver = NumberedReceiver(
         serving("t", queues, {}),
         reader,
         MarkerFirst(acquirer, reader),
         settler,
         ReceiverSettings(**settings),
-        Times(clock),
+        Times(clock),  # type: ignore[arg-type]
         transactional=MarkerFirst(once, reader),
-        new_holder=lambda: next(holders),
     )
     return Rig(receiver, reader, acquirer, settler, clock, once)
 

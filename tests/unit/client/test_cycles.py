@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,10 @@ from tests.unit.client.fakes import P0, P1, FakeRecord
 
 
 def running() -> Cycle:
-    return Cycle({}, 1, 1, asyncio.get_running_loop().create_future())
+    strategy: Any = None
+    cycle = Cycle(strategy, (), (), 1.0, {}, (), {}, 1, 1, None)
+    cycle.task = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
+    return cycle
 
 
 async def test_cycles_overlap_if_messages_are_prefetched() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from marq.consumer.acquire import acquisitions
 from marq.consumer.ordering import delivered_again
 from marq.consumer.starts import NOTED_AFTER_S
 from marq.core.storage.rows import State
+from marq.kafka.group_reader import NotCommitted
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
@@ -24,7 +25,7 @@ from marq.settings.queue import QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.errors import BrokerUnavailable, ConfigError
 from marq.wire.marker_codec import decode
-from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume
+from marq.wire.markers import BLOCKED_WAIT_MS, LAST, MAX_BATCH_MARKERS, Acquire, Cause, Resume, Source
 from marq.wire.record_headers import origin
 from tests.unit.client.fake_tracker import Tracker, queries, record
 from tests.unit.client.fakes import LIMIT_S, P0, P1, FakeRecord, HangingEach, Rig, rig, spin
@@ -361,6 +362,22 @@ async def test_an_error_that_no_retry_can_repair_ends_the_receiver(make_ordered)
     assert "Read is missing" in str(made.receiver.error)
 
 
+async def test_after_an_error_a_stop_releases_the_message_behind_one_that_ended(make_ordered) -> None:
+    made, _ = make_ordered()
+    made.buffer.handler_demand = 2
+    made.reader.add(P0, record(0, "a"), record(1, "a"))
+    made.receiver.start()
+    [first] = await made.take(1)
+    assert made.acquired == [0, 1]
+    made.receiver.fail(BrokerUnavailable("no broker"))
+
+    await first.ack()
+    await made.receiver.stop_reading(1)
+    await made.settled()
+
+    assert made.released == {1: (0, False, "")}
+
+
 async def test_an_outage_of_trackers_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(partitions: Collection[int]) -> MarkersReader:
         raise BrokerUnavailable("no broker")
@@ -499,6 +516,44 @@ async def test_messages_whose_commit_outlasts_the_rebalance_are_released(
     await made.settler.until(lambda: len(made.released) == 3)
     assert made.released == dict.fromkeys([0, 1, 2], (0, False, ""))
     assert not made.buffer.ready
+
+
+async def test_a_commit_that_outlasts_the_rebalance_does_not_stop_those_of_the_next_assignment(
+    make_ordered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "REVOKE_LIMIT_S", 0.0)
+    made, _ = make_ordered()
+    made.reader.add(P0, record(0, "a"))
+    made.buffer.handler_demand = 10
+    began, end, lost = asyncio.Event(), asyncio.Event(), set[Source]()
+    commit = made.reader.commit
+
+    async def slow_commit(offsets: Mapping[Source, int], *behind: Any) -> None:
+        if lost & offsets.keys():
+            raise NotCommitted("no longer assigned")
+        began.set()
+        await end.wait()
+        await commit(offsets, *behind)
+
+    monkeypatch.setattr(made.reader, "commit", slow_commit)
+    made.receiver.start()
+    async with asyncio.timeout(LIMIT_S):
+        await began.wait()
+    await made.receiver.revoked()
+    # Another member has the partition from now on; the commit was on its way before that.
+    lost.add(P0)
+    made.reader.log.clear()
+    made.reader.reassign()
+    made.receiver.assigned()
+    end.set()
+    made.reader.add(P1, record(0, "b"))
+    [message] = await made.take(1)
+    await message.ack()
+
+    await made.clock.advance(2 * ordering.COMMIT_S)
+    await spin(60)
+
+    assert made.reader.behind[("q", P1)] == 1
 
 
 @pytest.mark.parametrize("before", ["", "ValueError: x"])
