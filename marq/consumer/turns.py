@@ -1,9 +1,11 @@
-"""Whose turn it is: the limits of a queue and of its keys, and fairness among its keys, as a pure engine.
+"""Whose turn it is: the order of each key, limits of a queue and of its keys, and fairness, as a pure engine.
 
-Messages of a queue with ``limits``, ``fair`` or a priority wait in the line of their key. Keys take turns: each
-:meth:`Turns.take` gives the next message of the key that has waited longest since its last turn, if neither the key nor
-the queue is at a limit. A message has its turn until it has ended, it is to be delivered again, or its source is given
-up. A message without a key is a key of its own.
+Messages wait in the line of their key. A message without a key is a key of its own. If only the order of each key
+counts, the first message of a key has its turn at once, and until it has ended.
+
+In a queue with ``limits``, ``fair`` or a priority, keys take turns: each :meth:`Turns.take` gives the next message of
+the key that has waited longest since its last turn, if neither the key nor the queue is at a limit. A message has its
+turn until it has ended, it is to be delivered again, or its source is given up.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
@@ -94,6 +96,8 @@ class Turns(Generic[L]):
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
         self.rated = self.limits.rate is not None or self.limits.per_key.rate is not None
+        #: False if only the order of each key counts: then messages do not wait for those of other keys.
+        self.limited = settings.limited
         #: How many messages of a key may have their turns.
         self.most_of_key: float = 1 if self.strict else self.limits.per_key.concurrency or inf
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
@@ -222,7 +226,9 @@ class Turns(Generic[L]):
         return -inf if rate is None else _begins_s(rate, self._pace_s, self._share)
 
     def offer(self, lines: Lines[L], keys: Iterable[Key]) -> None:
-        """Give keys their next turns after those of all others that wait."""
+        """Give keys their next turns after those of all others that wait; if only order counts, they need none."""
+        if not self.limited:
+            return
         new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
         lines.queued.update(new)
         self._queue.extend([(lines, key) for key in new])
@@ -278,18 +284,27 @@ class Lines(Generic[L]):
         """Whether messages begin at the rate of their queue or key."""
         return self._turns.rated
 
+    @property
+    def limited(self) -> bool:
+        """Whether more than the order of each key counts."""
+        return self._turns.limited
+
+    @property
+    def _most_at_once(self) -> float:
+        """How many messages of a key may have their turns at once; 0 if something else counts, too."""
+        return 0 if self.awaited or self._again or self._stopped else self._turns.most_at_once
+
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Let messages wait in the lines of their keys; return those that have their turns at once.
 
         Those are messages that only the limit of their key could delay, and does not. If some of the messages are
         ``known`` already, all wait: another consumer may have their turns.
         """
-        own = {offset: offset if key is None else key for offset, key in zip(offsets, keys, strict=True)}
-        self._keys.update(own)
-        lines, running = self._lines, self._running
-        most = 0 if known or self.awaited or self._again or self._stopped else self._turns.most_at_once
-        begun, waiting = [], []
-        for offset, key in own.items():
+        of, lines, running = self._keys, self._lines, self._running
+        most = 0 if known and self.limited else self._most_at_once
+        begun, waiting = list[int](), list[Key]()
+        for offset, its_key in zip(offsets, keys, strict=True):
+            key = of[offset] = offset if its_key is None else its_key
             if key not in lines and (others := running.get(key, 0)) < most:
                 running[key] = others + 1
                 begun.append(offset)
@@ -298,18 +313,29 @@ class Lines(Generic[L]):
                 waiting.append(key)
         self.begun.update(begun)
         self._turns.running += len(begun)
-        self._turns.offer(self, waiting)
+        if not most:
+            self._turns.offer(self, waiting)
         return begun
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
-        """Remove messages that have ended."""
+        """Remove messages that have ended; return those that have their turns instead at once."""
+        of, lines, begun, at_once = self._keys, self._lines, self.begun, self._most_at_once > 0
+        following = list[int]()
         for offset in offsets:
-            key = self._keys.pop(offset, None)
-            if key is not None:
-                if self._parked:
-                    self._unpark(offset, key)
-                self._end(offset, key)
-        return []
+            key = of.pop(offset, None)
+            if key is None:
+                continue
+            if at_once and key in lines and offset in begun and (first := self._first(lines, key)) is not None:
+                _drop_first(lines, key)
+                begun.remove(offset)
+                begun.add(first)
+                self._repeated.discard(key)
+                following.append(first)
+                continue
+            if self._parked:
+                self._unpark(offset, key)
+            self._end(offset, key)
+        return following
 
     def is_first(self, offset: int) -> bool:
         """Return whether a message has its turn."""
@@ -318,6 +344,8 @@ class Lines(Generic[L]):
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
+        if self.strict and key in self._running:
+            return offset in self.begun
         # With ordering, an earlier message that waits for a delay is still the first one.
         return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
 
@@ -338,9 +366,10 @@ class Lines(Generic[L]):
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""
-        self.awaited.update(offsets)
-        # Their handlers may renew the leases.
-        self.awaited_until_s = until_s + _AWAIT_S
+        if self.limited:
+            self.awaited.update(offsets)
+            # Their handlers may renew the leases.
+            self.awaited_until_s = until_s + _AWAIT_S
 
     def known(self, offset: int) -> None:
         """Note that the key of a message that another consumer has leased is known."""
@@ -364,9 +393,9 @@ class Lines(Generic[L]):
         return offset in self._parked
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for a delay, or for its next turn."""
+        """Take the turn of a message that waits for a delay, or for its next turn, if another one could have it."""
         key = self._keys.get(offset)
-        if key is not None:
+        if key is not None and self.limited:
             self._parked.add(offset)
             if self.strict:
                 self._stopped.add(key)
@@ -456,13 +485,10 @@ class Lines(Generic[L]):
 
     def _end(self, offset: int, key: Key) -> None:
         if offset in self.begun:
-            self.begun.discard(offset)
+            self.begun.remove(offset)
             self._turns.running -= 1
-            left = self._running[key] - 1
-            if left:
+            if left := self._running.pop(key) - 1:
                 self._running[key] = left
-            else:
-                del self._running[key]
         if (key in self._lines or key in self._again) and self.next_of(key) is not None:
             self._turns.offer(self, [key])
         elif self._repeated:
