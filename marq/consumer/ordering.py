@@ -637,9 +637,9 @@ class KeyQueues:
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                if self._order.limited and message.until_s > now_s:
+                if self._order.turns.limited and message.until_s > now_s:
                     noted.append((retry, message))
-                elif self._order.limited and message.leased:
+                elif self._order.turns.limited and message.leased:
                     self._lapsed.append((retry, message))
         # Not `_tried`: later cycles may be in progress.
         self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
@@ -661,14 +661,10 @@ class KeyQueues:
 
     def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""
-        order, offset = self._order, retry.offset
-        if not message.leased:
+        if message.leased:
+            self._order.occupy(retry.offset)
+        else:
             self._park(retry)
-        elif not order.is_first(offset):
-            # The others wait in the other consumer's memory, as they do here.
-            order.known(offset)
-            if order.is_parked(offset) or order.may_run(offset):
-                order.occupy(offset)
 
     def _park(self, retry: PendingRetry) -> None:
         """Let a message wait for its delay, or for its next turn."""
@@ -764,7 +760,7 @@ class KeyQueues:
             batch.release(offset, LAST, error=retry.last)
         else:
             del self._retries[offset]
-            if self._order.rated and now_s - turn_s > MAX_TURN_S:
+            if self._order.turns.rated and now_s - turn_s > MAX_TURN_S:
                 # It waited for a tracker or a broker, and all that waited with it would begin at once.
                 self._order.park(offset)
                 self._order.rejoin(offset)

@@ -86,6 +86,8 @@ class Turns(Generic[L]):
         self._former: dict[Hashable, set[int]] = {}
         #: The places that this receiver has now.
         self._places: Collection[Hashable] = ()
+        #: False if only the order of each key counts; a queue whose limits are removed still takes turns.
+        self.limited = settings.limited
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
@@ -96,8 +98,6 @@ class Turns(Generic[L]):
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
         self.strict = settings.ordered
         self.rated = self.limits.rate is not None or self.limits.per_key.rate is not None
-        #: False if only the order of each key counts: then messages do not wait for those of other keys.
-        self.limited = settings.limited
         #: How many messages of a key may have their turns.
         self.most_of_key: float = 1 if self.strict else self.limits.per_key.concurrency or inf
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
@@ -184,10 +184,7 @@ class Turns(Generic[L]):
         rated = self.limits.per_key.rate is not None
         while self._queue and self.running < self._free:
             lines, key = self._queue[0]
-            if lines.awaited:
-                self._queue.popleft()
-                lines.held.append(key)
-            elif (offset := lines.next_of(key)) is None or lines.is_full(key):
+            if (offset := lines.next_of(key)) is None or lines.is_full(key):
                 self._queue.popleft()
                 lines.queued.discard(key)
             elif rated and (begins_s := lines.begins_s(key)) > self._now_s:
@@ -227,24 +224,18 @@ class Turns(Generic[L]):
 
     def offer(self, lines: Lines[L], keys: Iterable[Key]) -> None:
         """Give keys their next turns after those of all others that wait; if only order counts, they need none."""
-        if not self.limited:
+        if not self.limited or lines.awaited:
             return
         new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
         lines.queued.update(new)
         self._queue.extend([(lines, key) for key in new])
-
-    def offer_held(self, lines: Lines[L]) -> None:
-        """Let the keys of a source take turns when the messages of other consumers are known."""
-        self._queue.extend((lines, key) for key in lines.held)
-        lines.held = []
 
 
 class Lines(Generic[L]):
     """The messages of one source, in a line for each key."""
 
     def __init__(self, turns: Turns[L], source: L, place: Hashable, began_s: float, paces_s: dict[Key, float]) -> None:
-        self.source, self.place, self.began_s = source, place, began_s
-        self._turns = turns
+        self.turns, self.source, self.place, self.began_s = turns, source, place, began_s
         #: The key of each message.
         self._keys: dict[int, Key] = {}
         #: The messages of each key that wait for their first turn here, and those that are to be delivered again.
@@ -258,41 +249,29 @@ class Lines(Generic[L]):
         #: The rates of keys that had a turn lately, and at how many of them the others are forgotten.
         self.paces_s = paces_s
         self._most_paces = max(_MAX_KEYS, 2 * len(paces_s))
-        #: The keys that :class:`Turns` has queued; of these, those that wait until other consumers' messages are known.
+        #: The keys that :class:`Turns` has queued.
         self.queued: set[Key] = set()
-        self.held: list[Key] = []
         #: Messages that other consumers have leased, and whose keys are not known yet.
         self.awaited: set[int] = set()
-        self.awaited_until_s = 0.0
+        #: Infinite once all keys have been offered that had to wait for those.
+        self.awaited_until_s = inf
         #: Messages that wait for a delay; with ordering, no other message of their keys has its turn meanwhile.
         self._parked: set[int] = set()
         self._stopped: set[Key] = set()
 
     def apply(self, now_s: float) -> None:
         """Offer the keys that changed limits may no longer hold back."""
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         self.paces_s = {key: _capped(pace_s, rate, now_s) for key, pace_s in self.paces_s.items() if rate is not None}
-        self._turns.offer(self, [*self._lines, *self._again])
+        self._offer_all()
 
-    @property
-    def strict(self) -> bool:
-        """Whether a message is delivered only after all earlier ones of its key."""
-        return self._turns.strict
-
-    @property
-    def rated(self) -> bool:
-        """Whether messages begin at the rate of their queue or key."""
-        return self._turns.rated
-
-    @property
-    def limited(self) -> bool:
-        """Whether more than the order of each key counts."""
-        return self._turns.limited
+    def _offer_all(self) -> None:
+        self.turns.offer(self, [*self._lines, *self._again])
 
     @property
     def _most_at_once(self) -> float:
         """How many messages of a key may have their turns at once; 0 if something else counts, too."""
-        return 0 if self.awaited or self._again or self._stopped else self._turns.most_at_once
+        return 0 if self.awaited or self._again or self._stopped else self.turns.most_at_once
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Let messages wait in the lines of their keys; return those that have their turns at once.
@@ -301,7 +280,7 @@ class Lines(Generic[L]):
         ``known`` already, all wait: another consumer may have their turns.
         """
         of, lines, running = self._keys, self._lines, self._running
-        most = 0 if known and self.limited else self._most_at_once
+        most = 0 if known and self.turns.limited else self._most_at_once
         begun, waiting = list[int](), list[Key]()
         for offset, its_key in zip(offsets, keys, strict=True):
             key = of[offset] = offset if its_key is None else its_key
@@ -312,9 +291,9 @@ class Lines(Generic[L]):
                 _append(lines, key, offset)
                 waiting.append(key)
         self.begun.update(begun)
-        self._turns.running += len(begun)
+        self.turns.running += len(begun)
         if not most:
-            self._turns.offer(self, waiting)
+            self.turns.offer(self, waiting)
         return begun
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
@@ -344,7 +323,7 @@ class Lines(Generic[L]):
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
-        if self.strict and key in self._running:
+        if self.turns.strict and key in self._running:
             return offset in self.begun
         # With ordering, an earlier message that waits for a delay is still the first one.
         return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
@@ -355,38 +334,33 @@ class Lines(Generic[L]):
         It began messages of a key in order, so those that it had not begun are behind the others. With ordering, only
         the first message of a key can run, even if it is not leased.
         """
-        if self.strict:
+        if self.turns.strict:
             return self.is_early(offset)
         return self._running.get(self._keys[offset], 0) < self._most_early
 
     @property
     def _most_early(self) -> int:
-        limits = self._turns.limits
-        return 1 if self.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
+        limits = self.turns.limits
+        return 1 if self.turns.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""
-        if self.limited:
+        if self.turns.limited:
             self.awaited.update(offsets)
             # Their handlers may renew the leases.
             self.awaited_until_s = until_s + _AWAIT_S
-
-    def known(self, offset: int) -> None:
-        """Note that the key of a message that another consumer has leased is known."""
-        self.awaited.discard(offset)
 
     def known_to(self, end: int) -> None:
         """Note that all records before this offset were read: awaited ones that are not here are gone."""
         self.awaited = {offset for offset in self.awaited if offset >= end}
 
     def occupy(self, offset: int) -> None:
-        """Note that another consumer has a message: it has its turn."""
+        """Note that another consumer has leased a message: it has its turn, unless it seems to wait there."""
         self.awaited.discard(offset)
-        if offset in self._keys:
+        if offset not in self.begun and (offset in self._parked or self.may_run(offset)):
             key = self._keys[offset]
             self._unpark(offset, key)
-            if offset not in self.begun:
-                self._begin(key, offset)
+            self._begin(key, offset)
 
     def is_parked(self, offset: int) -> bool:
         """Return whether a message waits for a delay."""
@@ -395,9 +369,9 @@ class Lines(Generic[L]):
     def park(self, offset: int) -> None:
         """Take the turn of a message that waits for a delay, or for its next turn, if another one could have it."""
         key = self._keys.get(offset)
-        if key is not None and self.limited:
+        if key is not None and self.turns.limited:
             self._parked.add(offset)
-            if self.strict:
+            if self.turns.strict:
                 self._stopped.add(key)
             self._end(offset, key)
 
@@ -406,7 +380,7 @@ class Lines(Generic[L]):
         key = self._keys[offset]
         self._unpark(offset, key)
         _append(self._again, key, offset)
-        self._turns.offer(self, [key])
+        self.turns.offer(self, [key])
 
     def _unpark(self, offset: int, key: Key) -> None:
         if offset in self._parked:
@@ -424,18 +398,18 @@ class Lines(Generic[L]):
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> None:
-        """Stop awaiting messages that could not be read, and let keys take turns once all others are known."""
-        if self.awaited and now_s >= self.awaited_until_s:
+        """Let keys take turns once all messages of others are known, or those that are not can't be read."""
+        if self.awaited_until_s < inf and (not self.awaited or now_s >= self.awaited_until_s):
             self.awaited.clear()
-        if self.held and not self.awaited:
-            self._turns.offer_held(self)
+            self.awaited_until_s = inf
+            self._offer_all()
 
     def next_of(self, key: Key) -> int | None:
         """Return the next message of a key."""
         if not self._again:
             return self._first(self._lines, key)
         again, new = self._first(self._again, key), self._first(self._lines, key)
-        if again is None or (new is not None and key in self._repeated and not self.strict):
+        if again is None or (new is not None and key in self._repeated and not self.turns.strict):
             return new
         return again
 
@@ -450,11 +424,11 @@ class Lines(Generic[L]):
 
     def is_full(self, key: Key) -> bool:
         """Return whether as many messages of a key run as may."""
-        return self._running.get(key, 0) >= self._turns.most_of_key or key in self._stopped
+        return self._running.get(key, 0) >= self.turns.most_of_key or key in self._stopped
 
     def begins_s(self, key: Key) -> float:
         """Return when the next message of a key may begin."""
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         if rate is None or isinstance(key, int):
             return -inf
         return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
@@ -469,7 +443,7 @@ class Lines(Generic[L]):
             self._repeated.discard(key)
         more = key in self._lines or key in self._again
         self._begin(key, offset)
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         if rate is not None and not isinstance(key, int):
             if len(self.paces_s) >= self._most_paces:
                 self.paces_s = {other: pace_s for other, pace_s in self.paces_s.items() if pace_s > now_s}
@@ -481,16 +455,16 @@ class Lines(Generic[L]):
     def _begin(self, key: Key, offset: int) -> None:
         self.begun.add(offset)
         self._running[key] = self._running.get(key, 0) + 1
-        self._turns.running += 1
+        self.turns.running += 1
 
     def _end(self, offset: int, key: Key) -> None:
         if offset in self.begun:
             self.begun.remove(offset)
-            self._turns.running -= 1
+            self.turns.running -= 1
             if left := self._running.pop(key) - 1:
                 self._running[key] = left
         if (key in self._lines or key in self._again) and self.next_of(key) is not None:
-            self._turns.offer(self, [key])
+            self.turns.offer(self, [key])
         elif self._repeated:
             self._repeated.discard(key)
 

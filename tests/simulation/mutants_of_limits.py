@@ -8,7 +8,7 @@ _TURNS, _ORDERING = "marq.consumer.turns", "marq.consumer.ordering"
 #: Not in queues with ordering, where the next message of a key is no question of limits.
 _NO_LIMIT_AT_ONCE = (
     "(others := running.get(key, 0)) < most:",
-    "(others := running.get(key, 0)) < (most and (most if self.strict else inf)):",
+    "(others := running.get(key, 0)) < (most and (most if self.turns.strict else inf)):",
 )
 
 LIMIT_MUTANTS: tuple[Mutant, ...] = (
@@ -17,7 +17,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a key has no limit",
         _TURNS,
         "limit",
-        ("self._running.get(key, 0) >= self._turns.most_of_key or key in", "key in"),
+        ("self._running.get(key, 0) >= self.turns.most_of_key or key in", "key in"),
         _NO_LIMIT_AT_ONCE,
     ),
     mutant(
@@ -30,9 +30,9 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         LIMITS,
         "messages that other consumers have do not count",
-        _ORDERING,
+        _TURNS,
         "limit",
-        ("            if order.is_parked(offset) or order.may_run(offset):\n", "            if False:\n"),
+        ("if offset not in self.begun and (offset in self._parked or self.may_run(offset)):", "if False:"),
     ),
     mutant(
         LIMITS,
