@@ -219,8 +219,7 @@ class Ordering:
         # The next steps.
         self._deliver: list[DeliveryRun] = []
         self._resume: list[TrackerQuestion] = []
-        self._ask: list[tuple[KeyQueues, PendingRetry]] = []
-        self._again: list[tuple[KeyQueues, PendingRetry]] = []
+        self._due: list[tuple[KeyQueues, PendingRetry]] = []
         self._later: list[tuple[float, int, KeyQueues, PendingRetry]] = []
         self._numbers = count()
         #: How many cycles in a row have read only messages that wait behind others.
@@ -237,19 +236,25 @@ class Ordering:
             keys.advance(retry, now_s)
         self._take_turns(now_s)
         commit = now_s >= self._commit_s
-        if not (self._deliver or self._resume or self._ask or self._again or commit):
+        if not (self._deliver or self._resume or self._due or commit):
             return None
         if commit:
             self._commit_s = now_s + COMMIT_S
         deliver, resume, self._deliver, self._resume = self._deliver, self._resume, [], []
-        kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
-        again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
-        asks = [
+        due, self._due = self._due, []
+        asked, again = list[tuple[KeyQueues, PendingRetry]](), list[tuple[KeyQueues, PendingRetry]]()
+        for keys, retry in due:
+            if retry.asks:
+                asked.append((keys, retry))
+            elif keys.queue in self._paused:
+                self._due.append((keys, retry))
+            else:
+                again.append((keys, retry))
+        questions = [
             TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys)
-            for keys, retries in _grouped(self._ask).items()
+            for keys, retries in _grouped(asked).items()
         ]
-        self._again, self._ask = kept, []
-        return Steps(deliver, resume, asks, again, commit)
+        return Steps(deliver, resume, questions, _grouped(again), commit)
 
     @property
     def next_due_s(self) -> float:
@@ -266,7 +271,7 @@ class Ordering:
     def _take_turns(self, now_s: float) -> None:
         if not self.turns:
             return
-        taken = self.priorities.take(self._paused, now_s)
+        taken = self.priorities.take(now_s)
         for queue, turns in self.unpaused():
             if queue not in self.priorities:
                 taken += turns.take(now_s)
@@ -284,7 +289,7 @@ class Ordering:
 
     def again(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Ask about a message, or acquire it again, with the next steps."""
-        (self._ask if retry.asks else self._again).append((keys, retry))
+        self._due.append((keys, retry))
 
     def later(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Advance a message at its ``due_s``."""
@@ -324,10 +329,8 @@ class Ordering:
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
-        waiting, self._again = self._again, []
-        for keys, retry in waiting:
+        for keys, retry in self._due:
             retry.asks = retry.asks or keys.queue == queue
-            self.again(keys, retry)
         skipped = self.settings.skipped(queue)
         for keys in self._keys.values():
             if keys.queue == queue and skipped is not None:
@@ -376,7 +379,7 @@ class Ordering:
         self._keys = {}
         for turns in self.turns.values():
             turns.give_up()
-        self._deliver, self._resume, self._ask, self._again, self._later = [], [], [], [], []
+        self._deliver, self._resume, self._due, self._later = [], [], [], []
         self._resuming.clear()
 
     def release_waiting(self) -> None:

@@ -75,10 +75,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a message without a tracker's answer is delivered with its turn",
         _ORDERING,
         "exclusion duplicate unexplained attempts concurrent limit",
-        (
-            "        (self._ask if retry.asks else self._again).append((keys, retry))\n",
-            "        self._again.append((keys, retry))\n",
-        ),
+        ("            if retry.asks:\n                asked", "            if False:\n                asked"),
     ),
     mutant(
         LIMITS,
