@@ -5,7 +5,7 @@ messages are open (RESUME), and then commits, which the group rejects if the sou
 answer therefore covers everything that any former reader has delivered. From then on, :class:`KeyQueues` has the open
 messages of the queue in this source. Only the first message of a key is delivered. The next one follows when the end of
 the first is durable; otherwise a crash could redeliver the first after it. A message without a key is first at once.
-With limits, fairness or priorities, :mod:`marq.consumer.turns` decides which messages have their turns.
+:mod:`marq.consumer.turns` decides which messages have their turns, also with limits, fairness and priorities.
 
 A message that is released, or whose lease has ended, keeps its place. Its tracker knows whether the attempt counts and
 how long it waits, so the receiver asks it: at once, and when the delay is over, because the message may have been
@@ -39,7 +39,7 @@ from marq.kafka.records import OneHeader, Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.limits import key_header
-from marq.settings.queue import BLOCK, ORDERING_KEY
+from marq.settings.queue import BLOCK, ORDERED_BY_KEY, ORDERING_KEY, QueueSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resume, Resumed, Source, offset_runs
 from marq.wire.names import ORDERING_KEY_HEADER
@@ -65,6 +65,8 @@ MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: Maximum number of messages that are read at once while all messages read so far wait behind others.
 MAX_STEP = 1_000
 _MAX_DOUBLINGS = 10
+#: A queue in which only the order of each key counts.
+_ORDERED = QueueSettings(ordering=ORDERED_BY_KEY)
 #: The error of a message whose lease has ended.
 LEASE_ENDED = "its lease ran out: the process of its handler died, or the handler did not return"
 
@@ -191,77 +193,6 @@ def open_messages(parts: Iterable[Resumed], now_s: float) -> dict[int, Open | No
     return found
 
 
-class KeyOrder:
-    """Which message of an ordering key follows which, in offset order.
-
-    It uses dictionaries instead of an object for each message or key: 100,000 messages may wait, and the garbage
-    collector would visit all their objects, but it skips dictionaries of numbers and bytes.
-    """
-
-    __slots__ = ("_after", "_before", "_keys", "_last")
-
-    def __init__(self) -> None:
-        #: The key of each message that has one.
-        self._keys: dict[int, bytes] = {}
-        #: The last message of each key.
-        self._last: dict[bytes, int] = {}
-        #: The next and the previous message of the same key.
-        self._after: dict[int, int] = {}
-        self._before: dict[int, int] = {}
-
-    def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
-        """Append messages to their keys, in the order of the log; return those that are first."""
-        firsts = []
-        of, last, after, before = self._keys, self._last, self._after, self._before
-        for offset, key in zip(offsets, keys, strict=True):
-            if key is None:
-                firsts.append(offset)
-                continue
-            of[offset] = key
-            previous = last.get(key)
-            last[key] = offset
-            if previous is None:
-                firsts.append(offset)
-            else:
-                after[previous] = offset
-                before[offset] = previous
-        return firsts
-
-    def remove(self, offsets: Iterable[int]) -> list[int]:
-        """Remove messages; return those that are now the first of their keys."""
-        firsts = []
-        of, last, after, before = self._keys, self._last, self._after, self._before
-        for offset in offsets:
-            key = of.pop(offset, None)
-            if key is None:
-                continue
-            following, previous = after.pop(offset, None), before.pop(offset, None)
-            if previous is not None:
-                self._join(key, previous, following)
-            elif following is None:
-                del last[key]
-            else:
-                del before[following]
-                firsts.append(following)
-        return firsts
-
-    def _join(self, key: bytes, previous: int, following: int | None) -> None:
-        if following is None:
-            self._last[key] = previous
-            del self._after[previous]
-        else:
-            self._after[previous] = following
-            self._before[following] = previous
-
-    def is_first(self, offset: int) -> bool:
-        """Return whether no message of the same key comes before this one."""
-        return offset not in self._before
-
-    def is_early(self, offset: int) -> bool:
-        """Return whether a former consumer may have begun a message: only the first of its key."""
-        return self.is_first(offset)
-
-
 class Ordering:
     """The queues with ordering, limits or fairness of one receiver."""
 
@@ -288,8 +219,7 @@ class Ordering:
         # The next steps.
         self._deliver: list[DeliveryRun] = []
         self._resume: list[TrackerQuestion] = []
-        self._ask: list[tuple[KeyQueues, PendingRetry]] = []
-        self._again: list[tuple[KeyQueues, PendingRetry]] = []
+        self._due: list[tuple[KeyQueues, PendingRetry]] = []
         self._later: list[tuple[float, int, KeyQueues, PendingRetry]] = []
         self._numbers = count()
         #: How many cycles in a row have read only messages that wait behind others.
@@ -306,19 +236,25 @@ class Ordering:
             keys.advance(retry, now_s)
         self._take_turns(now_s)
         commit = now_s >= self._commit_s
-        if not (self._deliver or self._resume or self._ask or self._again or commit):
+        if not (self._deliver or self._resume or self._due or commit):
             return None
         if commit:
             self._commit_s = now_s + COMMIT_S
         deliver, resume, self._deliver, self._resume = self._deliver, self._resume, [], []
-        kept = [(keys, retry) for keys, retry in self._again if keys.queue in self._paused]
-        again = _grouped([(keys, retry) for keys, retry in self._again if keys.queue not in self._paused])
-        asks = [
+        due, self._due = self._due, []
+        asked, again = list[tuple[KeyQueues, PendingRetry]](), list[tuple[KeyQueues, PendingRetry]]()
+        for keys, retry in due:
+            if retry.asks:
+                asked.append((keys, retry))
+            elif keys.queue in self._paused:
+                self._due.append((keys, retry))
+            else:
+                again.append((keys, retry))
+        questions = [
             TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys)
-            for keys, retries in _grouped(self._ask).items()
+            for keys, retries in _grouped(asked).items()
         ]
-        self._again, self._ask = kept, []
-        return Steps(deliver, resume, asks, again, commit)
+        return Steps(deliver, resume, questions, _grouped(again), commit)
 
     @property
     def next_due_s(self) -> float:
@@ -335,7 +271,7 @@ class Ordering:
     def _take_turns(self, now_s: float) -> None:
         if not self.turns:
             return
-        taken = self.priorities.take(self._paused, now_s)
+        taken = self.priorities.take(now_s)
         for queue, turns in self.unpaused():
             if queue not in self.priorities:
                 taken += turns.take(now_s)
@@ -353,7 +289,7 @@ class Ordering:
 
     def again(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Ask about a message, or acquire it again, with the next steps."""
-        (self._ask if retry.asks else self._again).append((keys, retry))
+        self._due.append((keys, retry))
 
     def later(self, keys: KeyQueues, retry: PendingRetry) -> None:
         """Advance a message at its ``due_s``."""
@@ -393,10 +329,8 @@ class Ordering:
 
     def purged(self, queue: str, now_s: float) -> None:
         """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
-        waiting, self._again = self._again, []
-        for keys, retry in waiting:
+        for keys, retry in self._due:
             retry.asks = retry.asks or keys.queue == queue
-            self.again(keys, retry)
         skipped = self.settings.skipped(queue)
         for keys in self._keys.values():
             if keys.queue == queue and skipped is not None:
@@ -445,7 +379,7 @@ class Ordering:
         self._keys = {}
         for turns in self.turns.values():
             turns.give_up()
-        self._deliver, self._resume, self._ask, self._again, self._later = [], [], [], [], []
+        self._deliver, self._resume, self._due, self._later = [], [], [], []
         self._resuming.clear()
 
     def release_waiting(self) -> None:
@@ -625,13 +559,10 @@ class KeyQueues:
         #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
-        turns = ordering.turns.get(self.queue)
-        self._order: KeyOrder | Lines[KeyQueues] = (
-            KeyOrder() if turns is None else turns.line(self, ordering.assigned_s, self.source.log)
-        )
-        if isinstance(self._order, Lines):
-            leased = {offset: message.until_s for offset, message in unread.items() if message.leased}
-            self._order.wait_for(leased, max(leased.values(), default=now_s))
+        turns: Turns[KeyQueues] = ordering.turns.get(self.queue) or Turns(_ORDERED)
+        self._order: Lines[KeyQueues] = turns.line(self, ordering.assigned_s, self.source.log)
+        leased = {offset: message.until_s for offset, message in unread.items() if message.leased}
+        self._order.wait_for(leased, max(leased.values(), default=now_s))
         #: The batch of each message that is leased here.
         self._batches: dict[int, LeasedBatch] = {}
         self._delivered: set[int] = set()
@@ -709,19 +640,17 @@ class KeyQueues:
             retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
             if (message := self._unread.pop(row.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                if isinstance(self._order, Lines):
-                    if message.until_s > now_s:
-                        noted.append((retry, message))
-                    elif message.leased:
-                        self._lapsed.append((retry, message))
-        if isinstance(self._order, Lines):
-            # Not `_tried`: later cycles may be in progress.
-            self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
-            self._note_turns(noted, now_s)
-            if not self._order.awaited:
-                # Consumers may be running messages behind these, so those were counted first.
-                lapsed, self._lapsed = self._lapsed, []
-                self._note_turns(lapsed, now_s)
+                if self._order.turns.limited and message.until_s > now_s:
+                    noted.append((retry, message))
+                elif self._order.turns.limited and message.leased:
+                    self._lapsed.append((retry, message))
+        # Not `_tried`: later cycles may be in progress.
+        self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
+        self._note_turns(noted, now_s)
+        if not self._order.awaited:
+            # Consumers may be running messages behind these, so those were counted first.
+            lapsed, self._lapsed = self._lapsed, []
+            self._note_turns(lapsed, now_s)
         self._continue(firsts, now_s)
 
     def _keys_of(self, records: Records) -> Sequence[bytes | None]:
@@ -735,20 +664,13 @@ class KeyQueues:
 
     def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""
-        order, offset = self._order, retry.offset
-        if isinstance(order, KeyOrder):
-            return
-        if not message.leased:
+        if message.leased:
+            self._order.occupy(retry.offset)
+        else:
             self._park(retry)
-        elif not order.is_first(offset):
-            # The others wait in the other consumer's memory, as they do here.
-            order.known(offset)
-            if order.is_parked(offset) or order.may_run(offset):
-                order.occupy(offset)
 
     def _park(self, retry: PendingRetry) -> None:
         """Let a message wait for its delay, or for its next turn."""
-        assert isinstance(self._order, Lines)
         self.coming.pop(retry.offset, None)
         self._order.park(retry.offset)
 
@@ -780,19 +702,19 @@ class KeyQueues:
             elif batch is None:
                 # It has ended together with the one before it.
                 continue
-            elif batch.lasts(offset, now_s):
-                if batch is not of:
-                    self._deliver(of, ready)
-                    of, ready = batch, []
+            elif batch is of and offset in batch.open:
+                # Messages that were not delivered share the lease of their batch.
                 ready.append(offset)
+            elif batch.lasts(offset, now_s):
+                self._deliver(of, ready)
+                of, ready = batch, [offset]
             else:
                 del self._batches[offset]
                 row = self._row(batch, offset)
                 # Leased here, it can't have changed, unless its ACQUIRE came after its purge.
                 asks = offset not in batch.open or self._is_skipped(offset, row.timestamp)
                 batch.open.discard(offset)
-                if isinstance(self._order, Lines):
-                    self.coming[offset] = now_s
+                self.coming[offset] = now_s
                 self._retry(PendingRetry(row, asks=asks, seen=False), now_s)
         self._deliver(of, ready)
 
@@ -814,13 +736,13 @@ class KeyQueues:
         offset = retry.offset
         if not self.active or self._retries.get(offset) is not retry or retry.busy:
             return
-        parked = isinstance(self._order, Lines) and self._order.is_parked(offset)
+        parked = self._order.is_parked(offset)
         if not (parked or self._order.is_first(offset)):
             return
         if retry.due_s > now_s:
             self._ordering.later(self, retry)
             return
-        if isinstance(self._order, Lines) and parked and not retry.asks:
+        if parked and not retry.asks:
             # It may wait for its turn for long, and end meanwhile.
             retry.asks = True
             self._order.rejoin(offset)
@@ -841,7 +763,7 @@ class KeyQueues:
             batch.release(offset, LAST, error=retry.last)
         else:
             del self._retries[offset]
-            if isinstance(self._order, Lines) and self._order.rated and now_s - turn_s > MAX_TURN_S:
+            if self._order.turns.rated and now_s - turn_s > MAX_TURN_S:
                 # It waited for a tracker or a broker, and all that waited with it would begin at once.
                 self._order.park(offset)
                 self._order.rejoin(offset)
@@ -902,7 +824,7 @@ class KeyQueues:
                 self._note_turn(retry, message, now_s)
                 return
         retry.asks, retry.due_s = False, 0.0
-        if isinstance(self._order, Lines) and retry.offset not in self.coming:
+        if retry.offset not in self.coming:
             self._park(retry)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
@@ -969,9 +891,9 @@ class KeyQueues:
         now_s: float,
     ) -> None:
         """Note outcomes that are durable."""
-        if not self._delivered.isdisjoint(acked):
-            # Its handler lost the lease but acked anyway; the handler of the next attempt is running.
-            done = {offset for offset in acked if offset in self._delivered and self._batches.get(offset) is not batch}
+        # Their handlers lost the lease but acked anyway; the handlers of the next attempts are running.
+        done = {offset for offset in acked if self._batches.get(offset) is not batch and offset in self._delivered}
+        if done:
             self._done |= done
             acked = [offset for offset in acked if offset not in done]
         last = [release.offset for release in released if release.delay_ms == LAST]
@@ -1026,6 +948,8 @@ class KeyQueues:
         """Release the messages that wait here, and take no further part: the source may have another reader."""
         self.active = False
         self.release_waiting()
+        # The rest may stay in memory until the next garbage collection.
+        self._values.clear()
 
     def release_waiting(self) -> None:
         """Release the messages that are leased here and were not delivered."""

@@ -11,7 +11,7 @@ Times are monotonic seconds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Generic
@@ -64,11 +64,11 @@ class Priorities(Generic[L]):
             known.turns, known.priority, known.stride = turns[queue], priority, stride
             self._queues[queue] = known
 
-    def take(self, paused: Collection[str], now_s: float) -> list[tuple[L, int]]:
+    def take(self, now_s: float) -> list[tuple[L, int]]:
         """Return the messages that have their turns now, with their sources."""
         waiting: list[_Queue[L]] = []
-        for name, queue in self._queues.items():
-            if name not in paused:
+        for queue in self._queues.values():
+            if not queue.turns.paused:
                 queue.turns.pass_time(now_s)
                 if queue.turns.has_next():
                     waiting.append(queue)

@@ -1,9 +1,11 @@
-"""Whose turn it is: the limits of a queue and of its keys, and fairness among its keys, as a pure engine.
+"""Whose turn it is: the order of each key, limits of a queue and of its keys, and fairness, as a pure engine.
 
-Messages of a queue with ``limits``, ``fair`` or a priority wait in the line of their key. Keys take turns: each
-:meth:`Turns.take` gives the next message of the key that has waited longest since its last turn, if neither the key nor
-the queue is at a limit. A message has its turn until it has ended, it is to be delivered again, or its source is given
-up. A message without a key is a key of its own.
+Messages wait in the line of their key. A message without a key is a key of its own. If only the order of each key
+counts, the first message of a key has its turn at once, and until it has ended.
+
+In a queue with ``limits``, ``fair`` or a priority, keys take turns: each :meth:`Turns.take` gives the next message of
+the key that has waited longest since its last turn, if neither the key nor the queue is at a limit. A message has its
+turn until it has ended, it is to be delivered again, or its source is given up.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
@@ -84,6 +86,8 @@ class Turns(Generic[L]):
         self._former: dict[Hashable, set[int]] = {}
         #: The places that this receiver has now.
         self._places: Collection[Hashable] = ()
+        #: False if only the order of each key counts; a queue whose limits are removed still takes turns.
+        self.limited = settings.limited
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
@@ -180,10 +184,7 @@ class Turns(Generic[L]):
         rated = self.limits.per_key.rate is not None
         while self._queue and self.running < self._free:
             lines, key = self._queue[0]
-            if lines.awaited:
-                self._queue.popleft()
-                lines.held.append(key)
-            elif (offset := lines.next_of(key)) is None or lines.is_full(key):
+            if (offset := lines.next_of(key)) is None or lines.is_full(key):
                 self._queue.popleft()
                 lines.queued.discard(key)
             elif rated and (begins_s := lines.begins_s(key)) > self._now_s:
@@ -222,23 +223,19 @@ class Turns(Generic[L]):
         return -inf if rate is None else _begins_s(rate, self._pace_s, self._share)
 
     def offer(self, lines: Lines[L], keys: Iterable[Key]) -> None:
-        """Give keys their next turns after those of all others that wait."""
+        """Give keys their next turns after those of all others that wait; if only order counts, they need none."""
+        if not self.limited or lines.awaited:
+            return
         new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
         lines.queued.update(new)
         self._queue.extend([(lines, key) for key in new])
-
-    def offer_held(self, lines: Lines[L]) -> None:
-        """Let the keys of a source take turns when the messages of other consumers are known."""
-        self._queue.extend((lines, key) for key in lines.held)
-        lines.held = []
 
 
 class Lines(Generic[L]):
     """The messages of one source, in a line for each key."""
 
     def __init__(self, turns: Turns[L], source: L, place: Hashable, began_s: float, paces_s: dict[Key, float]) -> None:
-        self.source, self.place, self.began_s = source, place, began_s
-        self._turns = turns
+        self.turns, self.source, self.place, self.began_s = turns, source, place, began_s
         #: The key of each message.
         self._keys: dict[int, Key] = {}
         #: The messages of each key that wait for their first turn here, and those that are to be delivered again.
@@ -252,31 +249,29 @@ class Lines(Generic[L]):
         #: The rates of keys that had a turn lately, and at how many of them the others are forgotten.
         self.paces_s = paces_s
         self._most_paces = max(_MAX_KEYS, 2 * len(paces_s))
-        #: The keys that :class:`Turns` has queued; of these, those that wait until other consumers' messages are known.
+        #: The keys that :class:`Turns` has queued.
         self.queued: set[Key] = set()
-        self.held: list[Key] = []
         #: Messages that other consumers have leased, and whose keys are not known yet.
         self.awaited: set[int] = set()
-        self.awaited_until_s = 0.0
+        #: Infinite once all keys have been offered that had to wait for those.
+        self.awaited_until_s = inf
         #: Messages that wait for a delay; with ordering, no other message of their keys has its turn meanwhile.
         self._parked: set[int] = set()
         self._stopped: set[Key] = set()
 
     def apply(self, now_s: float) -> None:
         """Offer the keys that changed limits may no longer hold back."""
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         self.paces_s = {key: _capped(pace_s, rate, now_s) for key, pace_s in self.paces_s.items() if rate is not None}
-        self._turns.offer(self, [*self._lines, *self._again])
+        self._offer_all()
+
+    def _offer_all(self) -> None:
+        self.turns.offer(self, [*self._lines, *self._again])
 
     @property
-    def strict(self) -> bool:
-        """Whether a message is delivered only after all earlier ones of its key."""
-        return self._turns.strict
-
-    @property
-    def rated(self) -> bool:
-        """Whether messages begin at the rate of their queue or key."""
-        return self._turns.rated
+    def _most_at_once(self) -> float:
+        """How many messages of a key may have their turns at once; 0 if something else counts, too."""
+        return 0 if self.awaited or self._again or self._stopped else self.turns.most_at_once
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Let messages wait in the lines of their keys; return those that have their turns at once.
@@ -284,12 +279,11 @@ class Lines(Generic[L]):
         Those are messages that only the limit of their key could delay, and does not. If some of the messages are
         ``known`` already, all wait: another consumer may have their turns.
         """
-        own = {offset: offset if key is None else key for offset, key in zip(offsets, keys, strict=True)}
-        self._keys.update(own)
-        lines, running = self._lines, self._running
-        most = 0 if known or self.awaited or self._again or self._stopped else self._turns.most_at_once
-        begun, waiting = [], []
-        for offset, key in own.items():
+        of, lines, running = self._keys, self._lines, self._running
+        most = 0 if known and self.turns.limited else self._most_at_once
+        begun, waiting = list[int](), list[Key]()
+        for offset, its_key in zip(offsets, keys, strict=True):
+            key = of[offset] = offset if its_key is None else its_key
             if key not in lines and (others := running.get(key, 0)) < most:
                 running[key] = others + 1
                 begun.append(offset)
@@ -297,19 +291,30 @@ class Lines(Generic[L]):
                 _append(lines, key, offset)
                 waiting.append(key)
         self.begun.update(begun)
-        self._turns.running += len(begun)
-        self._turns.offer(self, waiting)
+        self.turns.running += len(begun)
+        if not most:
+            self.turns.offer(self, waiting)
         return begun
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
-        """Remove messages that have ended."""
+        """Remove messages that have ended; return those that have their turns instead at once."""
+        of, lines, begun, at_once = self._keys, self._lines, self.begun, self._most_at_once > 0
+        following = list[int]()
         for offset in offsets:
-            key = self._keys.pop(offset, None)
-            if key is not None:
-                if self._parked:
-                    self._unpark(offset, key)
-                self._end(offset, key)
-        return []
+            key = of.pop(offset, None)
+            if key is None:
+                continue
+            if at_once and key in lines and offset in begun and (first := self._first(lines, key)) is not None:
+                _drop_first(lines, key)
+                begun.remove(offset)
+                begun.add(first)
+                self._repeated.discard(key)
+                following.append(first)
+                continue
+            if self._parked:
+                self._unpark(offset, key)
+            self._end(offset, key)
+        return following
 
     def is_first(self, offset: int) -> bool:
         """Return whether a message has its turn."""
@@ -318,6 +323,8 @@ class Lines(Generic[L]):
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
+        if self.turns.strict and key in self._running:
+            return offset in self.begun
         # With ordering, an earlier message that waits for a delay is still the first one.
         return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
 
@@ -327,48 +334,44 @@ class Lines(Generic[L]):
         It began messages of a key in order, so those that it had not begun are behind the others. With ordering, only
         the first message of a key can run, even if it is not leased.
         """
-        if self.strict:
+        if self.turns.strict:
             return self.is_early(offset)
         return self._running.get(self._keys[offset], 0) < self._most_early
 
     @property
     def _most_early(self) -> int:
-        limits = self._turns.limits
-        return 1 if self.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
+        limits = self.turns.limits
+        return 1 if self.turns.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
 
     def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""
-        self.awaited.update(offsets)
-        # Their handlers may renew the leases.
-        self.awaited_until_s = until_s + _AWAIT_S
-
-    def known(self, offset: int) -> None:
-        """Note that the key of a message that another consumer has leased is known."""
-        self.awaited.discard(offset)
+        if self.turns.limited:
+            self.awaited.update(offsets)
+            # Their handlers may renew the leases.
+            self.awaited_until_s = until_s + _AWAIT_S
 
     def known_to(self, end: int) -> None:
         """Note that all records before this offset were read: awaited ones that are not here are gone."""
         self.awaited = {offset for offset in self.awaited if offset >= end}
 
     def occupy(self, offset: int) -> None:
-        """Note that another consumer has a message: it has its turn."""
+        """Note that another consumer has leased a message: it has its turn, unless it seems to wait there."""
         self.awaited.discard(offset)
-        if offset in self._keys:
+        if offset not in self.begun and (offset in self._parked or self.may_run(offset)):
             key = self._keys[offset]
             self._unpark(offset, key)
-            if offset not in self.begun:
-                self._begin(key, offset)
+            self._begin(key, offset)
 
     def is_parked(self, offset: int) -> bool:
         """Return whether a message waits for a delay."""
         return offset in self._parked
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for a delay, or for its next turn."""
+        """Take the turn of a message that waits for a delay, or for its next turn, if another one could have it."""
         key = self._keys.get(offset)
-        if key is not None:
+        if key is not None and self.turns.limited:
             self._parked.add(offset)
-            if self.strict:
+            if self.turns.strict:
                 self._stopped.add(key)
             self._end(offset, key)
 
@@ -377,7 +380,7 @@ class Lines(Generic[L]):
         key = self._keys[offset]
         self._unpark(offset, key)
         _append(self._again, key, offset)
-        self._turns.offer(self, [key])
+        self.turns.offer(self, [key])
 
     def _unpark(self, offset: int, key: Key) -> None:
         if offset in self._parked:
@@ -395,18 +398,18 @@ class Lines(Generic[L]):
     # --- for Turns ----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> None:
-        """Stop awaiting messages that could not be read, and let keys take turns once all others are known."""
-        if self.awaited and now_s >= self.awaited_until_s:
+        """Let keys take turns once all messages of others are known, or those that are not can't be read."""
+        if self.awaited_until_s < inf and (not self.awaited or now_s >= self.awaited_until_s):
             self.awaited.clear()
-        if self.held and not self.awaited:
-            self._turns.offer_held(self)
+            self.awaited_until_s = inf
+            self._offer_all()
 
     def next_of(self, key: Key) -> int | None:
         """Return the next message of a key."""
         if not self._again:
             return self._first(self._lines, key)
         again, new = self._first(self._again, key), self._first(self._lines, key)
-        if again is None or (new is not None and key in self._repeated and not self.strict):
+        if again is None or (new is not None and key in self._repeated and not self.turns.strict):
             return new
         return again
 
@@ -421,11 +424,11 @@ class Lines(Generic[L]):
 
     def is_full(self, key: Key) -> bool:
         """Return whether as many messages of a key run as may."""
-        return self._running.get(key, 0) >= self._turns.most_of_key or key in self._stopped
+        return self._running.get(key, 0) >= self.turns.most_of_key or key in self._stopped
 
     def begins_s(self, key: Key) -> float:
         """Return when the next message of a key may begin."""
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         if rate is None or isinstance(key, int):
             return -inf
         return _begins_s(rate, self.paces_s.get(key, _first_s(rate, self.began_s)))
@@ -440,7 +443,7 @@ class Lines(Generic[L]):
             self._repeated.discard(key)
         more = key in self._lines or key in self._again
         self._begin(key, offset)
-        rate = self._turns.limits.per_key.rate
+        rate = self.turns.limits.per_key.rate
         if rate is not None and not isinstance(key, int):
             if len(self.paces_s) >= self._most_paces:
                 self.paces_s = {other: pace_s for other, pace_s in self.paces_s.items() if pace_s > now_s}
@@ -452,19 +455,16 @@ class Lines(Generic[L]):
     def _begin(self, key: Key, offset: int) -> None:
         self.begun.add(offset)
         self._running[key] = self._running.get(key, 0) + 1
-        self._turns.running += 1
+        self.turns.running += 1
 
     def _end(self, offset: int, key: Key) -> None:
         if offset in self.begun:
-            self.begun.discard(offset)
-            self._turns.running -= 1
-            left = self._running[key] - 1
-            if left:
+            self.begun.remove(offset)
+            self.turns.running -= 1
+            if left := self._running.pop(key) - 1:
                 self._running[key] = left
-            else:
-                del self._running[key]
         if (key in self._lines or key in self._again) and self.next_of(key) is not None:
-            self._turns.offer(self, [key])
+            self.turns.offer(self, [key])
         elif self._repeated:
             self._repeated.discard(key)
 

@@ -53,9 +53,8 @@ def forgetful() -> None:
     """Do not count messages that a former reader of a partition still has."""
 
     def note_no_turn(keys: KeyQueues, retry: PendingRetry, message: Open, now_s: float) -> None:
-        if isinstance(keys._order, turns.Lines):
-            keys._order.known(retry.offset)
-            keys._park(retry)
+        keys._order.awaited.discard(retry.offset)
+        keys._park(retry)
 
     KeyQueues._note_turn = note_no_turn  # type: ignore[method-assign]
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 from tests.simulation.mutant import LIMITS, Mutant, mutant
 
 _TURNS, _ORDERING = "marq.consumer.turns", "marq.consumer.ordering"
+#: Not in queues with ordering, where the next message of a key is no question of limits.
+_NO_LIMIT_AT_ONCE = (
+    "(others := running.get(key, 0)) < most:",
+    "(others := running.get(key, 0)) < (most and (most if self.turns.strict else inf)):",
+)
 
 LIMIT_MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -12,29 +17,29 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a key has no limit",
         _TURNS,
         "limit",
-        ("self._running.get(key, 0) >= self._turns.most_of_key or key in", "key in"),
-        ("(others := running.get(key, 0)) < most:", "(others := running.get(key, 0)) < (most and inf):"),
+        ("self._running.get(key, 0) >= self.turns.most_of_key or key in", "key in"),
+        _NO_LIMIT_AT_ONCE,
     ),
     mutant(
         LIMITS,
         "the limit of a key does not count for messages that have just been read",
         _TURNS,
         "limit",
-        ("(others := running.get(key, 0)) < most:", "(others := running.get(key, 0)) < (most and inf):"),
+        _NO_LIMIT_AT_ONCE,
     ),
     mutant(
         LIMITS,
         "messages that other consumers have do not count",
-        _ORDERING,
+        _TURNS,
         "limit",
-        ("            if order.is_parked(offset) or order.may_run(offset):\n", "            if False:\n"),
+        ("if offset not in self.begun and (offset in self._parked or self.may_run(offset)):", "if False:"),
     ),
     mutant(
         LIMITS,
         "a message that is to be delivered again needs no other turn",
         _ORDERING,
         "limit",
-        ("        if isinstance(self._order, Lines) and retry.offset not in self.coming:\n", "        if False:\n"),
+        ("        if retry.offset not in self.coming:\n", "        if False:\n"),
     ),
     mutant(
         LIMITS,
@@ -54,8 +59,8 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         _TURNS,
         "stuck",
         (
-            "                    self._unpark(offset, key)\n                self._end(offset, key)\n",
-            "                    pass\n",
+            "                self._unpark(offset, key)\n            self._end(offset, key)\n",
+            "                self._unpark(offset, key)\n",
         ),
     ),
     mutant(
@@ -70,10 +75,7 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a message without a tracker's answer is delivered with its turn",
         _ORDERING,
         "exclusion duplicate unexplained attempts concurrent limit",
-        (
-            "        (self._ask if retry.asks else self._again).append((keys, retry))\n",
-            "        self._again.append((keys, retry))\n",
-        ),
+        ("            if retry.asks:\n                asked", "            if False:\n                asked"),
     ),
     mutant(
         LIMITS,

@@ -26,13 +26,13 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ORDERING,
         "all messages with the same key are delivered at once",
-        _ORDERING,
+        _CONSUMER + "turns",
         "order exclusion concurrent limit",
         (
-            "            if previous is None:\n                firsts.append(offset)\n",
-            "            firsts.append(offset)\n            if previous is None:\n                pass\n",
+            "            if key not in lines and (others := running.get(key, 0)) < most:\n",
+            "            if (others := running.get(key, 0)) < (most and inf):\n",
         ),
-        ("        return offset not in self._before\n", "        return True\n"),
+        ("        return offset in self.begun\n\n    def is_early", "        return True\n\n    def is_early"),
     ),
     mutant(
         ORDERING,

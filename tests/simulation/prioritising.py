@@ -46,14 +46,14 @@ class JudgedPriorities(Priorities[KeyQueues]):
         self._had.clear()
         self._keep(priorities)
 
-    def take(self, paused: Collection[str], now_s: float) -> list[tuple[KeyQueues, int]]:
-        for name in self._waiting(paused, now_s):
+    def take(self, now_s: float) -> list[tuple[KeyQueues, int]]:
+        for name in self._waiting(now_s):
             self._since_s.setdefault(name, now_s)
         former_s, wanted = dict(self._since_s), self.wanted
-        taken = super().take(paused, now_s)
+        taken = super().take(now_s)
         if len(taken) > max(wanted, 0):
             self._find(f"{len(taken)} turns, although handlers want {wanted} messages")
-        waiting = [name for name in self._waiting(paused, now_s) if name in former_s]
+        waiting = [name for name in self._waiting(now_s) if name in former_s]
         # Queues that wait now have waited all the time: a turn makes no other message wait.
         able = [name for name in waiting if self._queues[name].turns.running < self._queues[name].turns.wanted]
         for keys, _ in taken:
@@ -85,11 +85,11 @@ class JudgedPriorities(Priorities[KeyQueues]):
             if self._had[queue, other] > most and (other in able or steps < 0):
                 self._find(f"{self._had[queue, other]} turns of {queue} and {self._had[other, queue]} of {other}")
 
-    def _waiting(self, paused: Collection[str], now_s: float) -> list[str]:
+    def _waiting(self, now_s: float) -> list[str]:
         names = []
         for name, queue in self._queues.items():
             queue.turns.pass_time(now_s)
-            if name not in paused and queue.turns.has_next():
+            if not queue.turns.paused and queue.turns.has_next():
                 names.append(name)
         return names
 

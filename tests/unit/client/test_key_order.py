@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.consumer.ordering import KeyOrder
+from marq.consumer.turns import Turns
+from marq.settings.queue import QueueSettings
 
 
 @given(
@@ -15,7 +16,7 @@ from marq.consumer.ordering import KeyOrder
 def test_each_message_is_first_after_all_before_it_are_removed(
     keys: list[bytes | None], removals: list[list[int]]
 ) -> None:
-    order = KeyOrder()
+    order = Turns[str](QueueSettings(ordering="key")).line("s", 0.0)
     half = len(keys) // 2
     firsts = order.add(range(half), keys[:half]) + order.add(range(half, len(keys)), keys[half:])
     lines: dict[object, list[int]] = {}
@@ -35,7 +36,7 @@ def test_each_message_is_first_after_all_before_it_are_removed(
         assert [order.is_first(offset) for line in lines.values() for offset in line] == [
             offset == line[0] for line in lines.values() for offset in line
         ]
-    left = [offset for key, line in lines.items() if isinstance(key, bytes) for offset in line]
-    assert sorted(order._keys) == sorted(left)
-    assert len(order._last) == len([line for key, line in lines.items() if isinstance(key, bytes) and line])
-    assert len(order._after) == len(order._before) == len(order._keys) - len(order._last)
+    assert sorted(order._keys) == sorted(offset for line in lines.values() for offset in line)
+    assert sorted(order.begun) == sorted(line[0] for line in lines.values() if line)
+    assert order._running == {key: 1 for key, line in lines.items() if line}
+    assert order._lines.keys() <= order._running.keys()

@@ -33,6 +33,24 @@ def given(turns: Turns[str], now_s: float = 0.0) -> list[int]:
     return [offset for _, offset in turns.take(now_s)]
 
 
+def with_begun(turns: Turns[str], lines: Lines[str]) -> None:
+    """Let each take also return the messages that had their turns at once since the one before it."""
+    begun, add, remove, take = list[int](), lines.add, lines.remove, turns.take
+
+    def note(offsets: list[int]) -> list[int]:
+        begun.extend(offsets)
+        return offsets
+
+    def take_with_begun(now_s: float) -> list[tuple[str, int]]:
+        taken = [(lines.source, offset) for offset in begun]
+        begun.clear()
+        return taken + take(now_s)
+
+    lines.add = lambda *messages, **known: note(add(*messages, **known))  # type: ignore[method-assign]
+    lines.remove = lambda offsets: note(remove(offsets))  # type: ignore[method-assign]
+    turns.take = take_with_begun  # type: ignore[method-assign]
+
+
 # --- stories of one source --------------------------------------------------------------------------------------------
 
 Step = Callable[[Turns[str], Lines[str]], object]
@@ -115,14 +133,8 @@ def test_which_messages_get_turns(limits: dict[str, Any], keys: str, steps: list
     turns = turns_of(**limits)
     lines = turns.line("s", 0.0)
     named = [None if key == "-" else key.encode() for key in keys]
-    begun, take = lines.add(range(len(keys)), named, known=not at_once), turns.take
-
-    def take_with_begun(now_s: float) -> list[tuple[str, int]]:
-        taken = [("s", offset) for offset in begun]
-        begun.clear()
-        return taken + take(now_s)
-
-    turns.take = take_with_begun  # type: ignore[method-assign]
+    with_begun(turns, lines)
+    lines.add(range(len(keys)), named, known=not at_once)
     for step in steps:
         step(turns, lines)
 
@@ -263,8 +275,8 @@ def test_of_messages_that_another_consumer_has_leased_the_first_may_run() -> Non
     lines.occupy(1)
     assert not lines.may_run(2)
     assert given(turns) == []
-    lines.remove([1])
-    assert given(turns) == [0]
+    assert lines.remove([1]) == [0]
+    assert given(turns) == []
 
 
 def test_with_ordering_only_the_first_message_of_a_key_may_run() -> None:
@@ -272,6 +284,22 @@ def test_with_ordering_only_the_first_message_of_a_key_may_run() -> None:
 
     # Even if the first one waits for its next attempt, and the second one is leased.
     assert [lines.may_run(offset) for offset in (0, 1, 2)] == [True, False, True]
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_with_ordering_no_message_may_run_behind_one_that_runs_elsewhere(reported: bool) -> None:
+    """A later one counted as the first of its key, too, if a report about keys had looked at the line meanwhile."""
+    turns = turns_of(ordered=True, concurrency=5)
+    lines = turns.line("s", 0.0)
+    lines.wait_for([0, 1], until_s=30.0)
+    lines.add([0], [A], known=True)
+    lines.occupy(0)
+    if reported:
+        assert turns.busy_keys(0.0) == []
+
+    lines.add([1], [A], known=True)
+
+    assert (lines.is_early(0), lines.is_early(1), lines.may_run(1)) == (True, False, False)
 
 
 def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_delay() -> None:
@@ -313,8 +341,8 @@ def test_messages_that_other_consumers_have_keep_their_turns_and_none_is_given_b
     lines.add([3], [A])
     lines.occupy(3)
     assert given(turns) == [0]
-    lines.remove([3])
-    assert given(turns) == [1]
+    assert lines.remove([3]) == [1]
+    assert given(turns) == []
 
 
 @pytest.mark.parametrize("end", ["read past it", "its lease has ended long ago"])
