@@ -13,11 +13,11 @@ import contextvars
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Retry
@@ -47,9 +47,6 @@ MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
 DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
-#: Argument of a handler: a message, or a list of them.
-Work = TypeVar("Work")
-
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
@@ -60,7 +57,7 @@ _CANCELLED = "CancelledError in the handler: catch it where the handler awaits a
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
-class HandlerPool(ABC, Generic[Work]):
+class HandlerPool(ABC):
     """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
     ``chain`` is the middleware around the handler.
@@ -70,7 +67,7 @@ class HandlerPool(ABC, Generic[Work]):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Work], Any] | TypedHandlers,
+        handler: Callable[[Any], Any] | TypedHandlers,
         concurrency: int,
         demand: int,
         room: int,
@@ -83,12 +80,12 @@ class HandlerPool(ABC, Generic[Work]):
         self._demand, self._room = demand, room
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._function: Callable[[Work], Any] | TypedHandlers = handler
+        self._function = handler
         call = handler.calls(self._call_of) if isinstance(handler, TypedHandlers) else self._call_of(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
-        #: The argument of each task's current call; None between calls.
-        self._current: list[Work | None] = [None] * concurrency
+        #: The messages of each task's current call; none between calls.
+        self._current: list[Sequence[Message]] = [()] * concurrency
         #: The current calls, by task, that lost a lease or that an operator has cancelled. A lost lease cancels only
         #: calls of coroutine functions.
         self._interrupted: dict[int, HandlerCall] = {}
@@ -105,10 +102,6 @@ class HandlerPool(ABC, Generic[Work]):
     async def _work(self, index: int) -> None:
         """Take work from the buffer and call the handler until the pool stops."""
 
-    @abstractmethod
-    def _messages(self, work: Work) -> Sequence[Message]:
-        """Return the messages of one call."""
-
     def _call_of(self, handler: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         """Return a handler that is a coroutine function, or a coroutine function that calls it in a thread."""
         if is_coroutine_function(handler):
@@ -117,7 +110,7 @@ class HandlerPool(ABC, Generic[Work]):
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
         threads = self._threads
 
-        def run_handler(work: Work) -> Any:
+        def run_handler(work: Any) -> Any:
             try:
                 return handler(work)
             except (StopIteration, GeneratorExit) as error:
@@ -125,7 +118,7 @@ class HandlerPool(ABC, Generic[Work]):
                 # would close its coroutine, and the consumer would fail.
                 raise RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}") from error
 
-        async def call(work: Work) -> Any:
+        async def call(work: Any) -> Any:
             # Context variables of middleware, such as a span, are visible in the thread.
             run = contextvars.copy_context().run
             result = await asyncio.get_running_loop().run_in_executor(threads, run, run_handler, work)
@@ -152,7 +145,7 @@ class HandlerPool(ABC, Generic[Work]):
                 # The handler has awaited a future that failed with this exception: it closes all coroutines up to here.
                 if not self._is_running(index):
                     raise
-                self._current[index] = None
+                self._current[index] = ()
 
     async def _wait(self) -> None:
         """Wait for messages, unless there are some whose turns come now."""
@@ -188,21 +181,17 @@ class HandlerPool(ABC, Generic[Work]):
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)
-        return [task for task, work in pairs if work is not None and not task.done()]
+        return [task for task, messages in pairs if messages and not task.done()]
 
     @property
     def running(self) -> list[Message]:
         """The messages that handlers have now."""
-        return [message for work in self._current if work is not None for message in self._messages(work)]
+        return [message for messages in self._current for message in messages]
 
     @property
     def idle(self) -> int:
         """How many more messages handlers can take now."""
-        return 0 if self._stopping else max(0, self._room - self._occupied())
-
-    @abstractmethod
-    def _occupied(self) -> int:
-        """Return how many messages handlers have now."""
+        return 0 if self._stopping else max(0, self._room - sum(map(len, self._current)))
 
     def _function_of(self, message: Message) -> Callable[[Any], Any]:
         """Return the handler that is called with a message."""
@@ -216,19 +205,13 @@ class HandlerPool(ABC, Generic[Work]):
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
         now_s, pairs = self._writer.now_s(), zip(self._current, self._begun_s, strict=True)
-        return [
-            (message, max(0.0, now_s - begun_s))
-            for work, begun_s in pairs
-            if work is not None
-            for message in self._messages(work)
-        ]
+        return [(message, max(0.0, now_s - begun_s)) for messages, begun_s in pairs for message in messages]
 
     def cancel(self, message_id: str, *, counted: bool) -> None:
         """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
-        for index, work in enumerate(self._current):
-            if work is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
+        for index, messages in enumerate(self._current):
+            if self._cancelled or index in self._interrupted or self.tasks[index].done():
                 continue
-            messages = self._messages(work)
             if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index] = call = HandlerCall(messages)
@@ -288,9 +271,8 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _abandon(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Release the messages of handlers that ignore their cancellation."""
-        for task, work in zip(self.tasks, self._current, strict=True):
-            if task in tasks and work is not None:
-                messages = self._messages(work)
+        for task, messages in zip(self.tasks, self._current, strict=True):
+            if task in tasks and messages:
                 log.warning("handler continues although it was cancelled: %s", _describe(messages))
                 handler_failures.interrupt(messages)
 
@@ -299,11 +281,9 @@ class HandlerPool(ABC, Generic[Work]):
     def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Cancel the handlers of messages whose lease has ended."""
         lost = set(offsets) - batch.decided
-        for index, work in enumerate(self._current):
-            if work is not None:
-                messages = [message for message in self._messages(work) if message._batch is batch]
-                if members := [message for message in messages if message.offset in lost]:
-                    self._interrupt(index, self._messages(work), members)
+        for index, messages in enumerate(self._current):
+            if members := [one for one in messages if one._batch is batch and one._offset in lost]:
+                self._interrupt(index, messages, members)
 
     def _interrupt(self, index: int, messages: Sequence[Message], lost: Sequence[Message]) -> None:
         """Count a call as failed, and cancel it unless it runs in a thread."""
@@ -323,16 +303,16 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it was interrupted, and undo the cancellation."""
-        call, work = self._interrupted.pop(index, None), self._current[index]
-        if call is not None and work is not None and self.cancellable(self._messages(work)[0]):
+        call = self._interrupted.pop(index, None)
+        if call is not None and self.cancellable(self._current[index][0]):
             self.tasks[index].uncancel()
         return call
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
-    def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
+    def _failed(self, index: int, error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        call, stopping = self._resumed(index), self._cancelled
+        messages, call, stopping = self._current[index], self._resumed(index), self._cancelled
         by_operator = None if call is None else call.cancelled
         lost = call is not None and by_operator is None
         self._forget_cancellations(index)
@@ -348,33 +328,31 @@ class HandlerPool(ABC, Generic[Work]):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
-        consequences = handler_failures.fail_all(
+        followed = handler_failures.fail_all(
             messages, error, call or HandlerCall(messages), only_open=lost and not stopping
         )
         if isinstance(error, handler_failures.INTERRUPTIONS):
             raise error
         if not (lost and cancelled):
-            self._log_failure(consequences, error)
+            self._log_failure(messages, followed, error)
         if isinstance(error.__cause__, GeneratorExit):
             # A coroutine that is closed must not wait again.
             raise error.__cause__
 
-    def _log_failure(self, consequences: Sequence[tuple[Message, Consequence | None]], error: BaseException) -> None:
-        """Log a failed call in one line, with what happens to its first message that was open."""
-        followed = [(message, consequence) for message, consequence in consequences if consequence is not None]
-        if not followed:
-            if not isinstance(error, Outcome):
-                messages = [message for message, _ in consequences]
-                self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
-            return
-        consequence = followed[0][1]
-        if isinstance(error, Retry) and not consequence.final:
-            # The handler asked for it.
-            return
-        messages = [message for message, _ in followed]
+    def _log_failure(
+        self, messages: Sequence[Message], followed: Mapping[Message, Consequence], error: BaseException
+    ) -> None:
+        """Log a failed call in one line, with what follows for its first message that was open."""
         # A traceback shows code but no values, so payloads stay out of the log.
         traceback = not isinstance(error, Outcome)
-        self._writer.failures.write(messages, consequence, handler_failures.shown(error), traceback=traceback)
+        if followed:
+            consequence = next(iter(followed.values()))
+            # Without a line if the handler asked for a retry.
+            if consequence.final or not isinstance(error, Retry):
+                shown = handler_failures.shown(error)
+                self._writer.failures.write([*followed], consequence, shown, traceback=traceback)
+        elif traceback:
+            self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -384,7 +362,7 @@ class HandlerPool(ABC, Generic[Work]):
             return False
 
 
-class HandlerTasks(HandlerPool[Message]):
+class HandlerTasks(HandlerPool):
     """``concurrency`` tasks of a handler that takes one message.
 
     ``codecs`` returns a queue's codec, or None for the consumer's.
@@ -404,12 +382,6 @@ class HandlerTasks(HandlerPool[Message]):
         self._codecs = codecs
         #: The task that began last.
         self._latest = -1
-
-    def _messages(self, work: Message) -> Sequence[Message]:
-        return [work]
-
-    def _occupied(self) -> int:
-        return self._concurrency - self._current.count(None)
 
     async def _work(self, index: int) -> None:
         buffer, writer, handler = self._buffer, self._writer, self._handler
@@ -434,7 +406,7 @@ class HandlerTasks(HandlerPool[Message]):
                     continue
                 if batch.starts_first:
                     # The previous message is finished: the end of its lease must not cancel this wait.
-                    current[index] = None
+                    current[index] = ()
                     if not await self._started([message]):
                         continue
                     # The starts of the next messages of this burst are noted only if something has woken the watch.
@@ -442,16 +414,16 @@ class HandlerTasks(HandlerPool[Message]):
                 if codecs is not None:
                     batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
-                current[index] = message
+                current[index] = (message,)
                 try:
                     await handler(message)
                 except BaseException as error:
-                    self._failed(index, [message], error)
+                    self._failed(index, error)
                 else:
                     if interrupted:
                         self._resumed(index)
                     finish(message)
-            current[index] = None
+            current[index] = ()
             self._forget_cancellations(index)
             took_s = clock() - begun_s
             # If the handler waited and another task began in the meantime, other tasks have had their turn.
@@ -461,7 +433,7 @@ class HandlerTasks(HandlerPool[Message]):
                 await asyncio.sleep(0)
 
 
-class BatchHandlerTasks(HandlerPool[list[Message]]):
+class BatchHandlerTasks(HandlerPool):
     """``concurrency`` tasks of a handler that takes up to ``max_messages``; at most ``most`` are prefetched.
 
     A batch contains the messages that are available. The next one is prefetched while the handler works, so batches are
@@ -481,12 +453,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         super().__init__(buffer, receiver, handler, concurrency, min(2 * room, most), min(room, most))
         self._max_messages = max_messages
 
-    def _messages(self, work: list[Message]) -> Sequence[Message]:
-        return work
-
-    def _occupied(self) -> int:
-        return sum([len(work) for work in self._current if work is not None])
-
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer
         while not (self._stopping or buffer.closed):
@@ -504,10 +470,10 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())
             except BaseException as error:
-                self._failed(index, batch, error)
+                self._failed(index, error)
             else:
                 _finish_all(batch, self._resumed(index))
-            self._current[index] = None
+            self._current[index] = ()
             self._forget_cancellations(index)
             await asyncio.sleep(0)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import HandlersProducer
@@ -142,7 +141,7 @@ class HandlersSession(ConsumerSession):
                 call = handler if isinstance(handler, TypedHandlers) else bound(handler)
                 self.add(HandlerTasks(buffer, self.receiver, call, concurrency, chain=self._chain))
 
-    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+    def shutdown_s_of(self, pool: HandlerPool, shutdown_s: float) -> float:
         # As the settings are now: a change applies to processes that run already.
         own_ms = self._definitions.settings(pool.queue).shutdown_timeout_ms
         return min(shutdown_s if own_ms is None else own_ms / 1000, self._shutdown_limit_s)

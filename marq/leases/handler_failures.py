@@ -79,20 +79,19 @@ def fail(message: Message, error: BaseException, call: HandlerCall | None = None
 
 def fail_all(
     messages: Sequence[Message], error: BaseException, call: HandlerCall, *, only_open: bool
-) -> list[tuple[Message, Consequence | None]]:
-    """Apply an exception to all messages of one call, and return what follows for each.
+) -> dict[Message, Consequence]:
+    """Apply an exception to all messages of one call, and return what follows, except for those with an outcome.
 
-    With ``only_open``, the leases of some have ended. Nothing follows for these, and for those with an outcome.
+    With ``only_open``, the leases of some have ended, and nothing follows for these.
     """
-    consequences: list[tuple[Message, Consequence | None]] = []
+    followed: dict[Message, Consequence] = {}
     for message in messages:
         if only_open and message._offset not in message._batch.open:
             # Its lease has ended, so there is nothing to release.
             call.failed(message._batch.breaker)
-            consequences.append((message, None))
-        else:
-            consequences.append((message, fail(message, error, call)))
-    return consequences
+        elif (consequence := fail(message, error, call)) is not None:
+            followed[message] = consequence
+    return followed
 
 
 def interrupt(messages: Iterable[Message]) -> None:

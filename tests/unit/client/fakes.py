@@ -260,7 +260,7 @@ class HangingEach:
                 await self._begun.wait()
 
 
-AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
+AnyPool = TypeVar("AnyPool", bound=HandlerPool)
 
 
 class NumberedReceiver(Receiver):
