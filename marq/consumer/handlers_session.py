@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
@@ -76,8 +76,7 @@ class HandlersSession(ConsumerSession):
 
     ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
     handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
-    While ``is_quiet()`` is true, it takes no more messages, as if all queues were paused. When that changes, call
-    ``apply_pauses`` of its receiver.
+    While it is ``quiet``, it takes no more messages, as if all queues were paused.
     """
 
     def __init__(
@@ -96,10 +95,10 @@ class HandlersSession(ConsumerSession):
         instance_id: str | None = None,
         shutdown_s: float = TESTS_SHUTDOWN_S,
         shutdown_limit_s: float = inf,
-        is_quiet: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
     ) -> None:
         self._definitions = definitions
-        self._is_quiet = is_quiet
+        self._quiet = quiet
         codecs = {
             queue: codec
             for queue, handler in handlers.items()
@@ -124,7 +123,12 @@ class HandlersSession(ConsumerSession):
 
     def _settings(self, queue: str) -> QueueSettings:
         settings = self._definitions.settings(queue)
-        return replace(settings, paused=True) if self._is_quiet() else settings
+        return replace(settings, paused=True) if self._quiet else settings
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again."""
+        self._quiet = quiet
+        self.receiver.apply_pauses()
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
