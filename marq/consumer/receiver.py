@@ -47,7 +47,7 @@ from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.consumer.starts import Starts, is_suspect
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
-from marq.consumer.writer import OutcomeWriter
+from marq.consumer.writer import Listener, OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
@@ -89,7 +89,7 @@ READY_S = 0.001
 REVOKE_LIMIT_S = 10.0
 
 
-class Receiver:
+class Receiver(Listener):
     """Receives messages for one or more queues from one reader.
 
     ``strategy`` acquires and commits; ``writer`` writes all other markers, so that an ACQUIRE never waits behind acks.
