@@ -26,7 +26,7 @@ from marq.consumer.receiver import Receiver
 from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import is_coroutine_function, name_of
-from marq.handlers.typed import TypedHandlers
+from marq.handlers.typed import HandlersByType
 from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
@@ -67,7 +67,7 @@ class HandlerPool(ABC):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Any], Any] | TypedHandlers,
+        handler: Callable[[Any], Any] | HandlersByType,
         concurrency: int,
         demand: int,
         room: int,
@@ -81,7 +81,7 @@ class HandlerPool(ABC):
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
         self._function = handler
-        call = handler.calls(self._call_of) if isinstance(handler, TypedHandlers) else self._call_of(handler)
+        call = handler.calls(self._call_of) if isinstance(handler, HandlersByType) else self._call_of(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
         #: The messages of each task's current call; none between calls.
@@ -196,7 +196,7 @@ class HandlerPool(ABC):
     def _function_of(self, message: Message) -> Callable[[Any], Any]:
         """Return the handler that is called with a message."""
         function = self._function
-        return function.handler_of(message) if isinstance(function, TypedHandlers) else function
+        return function.handler_of(message) if isinstance(function, HandlersByType) else function
 
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
@@ -372,7 +372,7 @@ class HandlerTasks(HandlerPool):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Message], Any] | TypedHandlers,
+        handler: Callable[[Message], Any] | HandlersByType,
         concurrency: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
