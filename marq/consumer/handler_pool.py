@@ -27,12 +27,12 @@ from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import is_coroutine_function, name_of
 from marq.handlers.typed import HandlersByType
-from marq.leases import handler_failures
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message, put_back
+from marq.leases.message import INTERRUPTIONS, Message, put_back, shown_error
 from marq.wire.errors import LeaseLost, error_text
+from marq.wire.markers import BACKOFF
 
 log = logging.getLogger("marq")
 
@@ -50,7 +50,8 @@ DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
-#: Errors of a call that was cancelled: because another of its messages lost its lease, or not by Marq.
+#: Errors of a call that was cancelled: by an operator, because another of its messages lost its lease, or not by Marq.
+CANCELLED_BY_OPERATOR = "cancelled by an operator"
 _LOST_TOGETHER = "the lease of another message of this call expired: use a longer lease, or renew() in time"
 _CANCELLED = "CancelledError in the handler: catch it where the handler awaits a cancelled task, or raise marq.Retry"
 
@@ -216,7 +217,7 @@ class HandlerPool(ABC):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index] = call = HandlerCall(messages)
                 call.cancelled = counted
-                self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
+                self.tasks[index].cancel(CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
         """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
@@ -274,7 +275,8 @@ class HandlerPool(ABC):
         for task, messages in zip(self.tasks, self._current, strict=True):
             if task in tasks and messages:
                 log.warning("handler continues although it was cancelled: %s", _describe(messages))
-                handler_failures.interrupt(messages)
+                for message in messages:
+                    message._fail(asyncio.CancelledError())
 
     # --- ended leases -------------------------------------------------------------------------------------------------
 
@@ -318,7 +320,7 @@ class HandlerPool(ABC):
         self._forget_cancellations(index)
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled and by_operator is not None:
-            handler_failures.cancel(messages, counted=by_operator)
+            _settle_cancelled(messages, counted=by_operator)
             return
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
@@ -328,10 +330,15 @@ class HandlerPool(ABC):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
-        followed = handler_failures.fail_all(
-            messages, error, call or HandlerCall(messages), only_open=lost and not stopping
-        )
-        if isinstance(error, handler_failures.INTERRUPTIONS):
+        call = call or HandlerCall(messages)
+        followed: dict[Message, Consequence] = {}
+        for message in messages:
+            if lost and not stopping and message._offset not in message._batch.open:
+                # Its lease has ended, so there is nothing to release.
+                call.failed(message._batch.breaker)
+            elif (consequence := message._fail(error, call)) is not None:
+                followed[message] = consequence
+        if isinstance(error, INTERRUPTIONS):
             raise error
         if not (lost and cancelled):
             self._log_failure(messages, followed, error)
@@ -349,8 +356,7 @@ class HandlerPool(ABC):
             consequence = next(iter(followed.values()))
             # Without a line if the handler asked for a retry.
             if consequence.final or not isinstance(error, Retry):
-                shown = handler_failures.shown(error)
-                self._writer.failures.write([*followed], consequence, shown, traceback=traceback)
+                self._writer.failures.write([*followed], consequence, shown_error(error), traceback=traceback)
         elif traceback:
             self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
 
@@ -513,6 +519,21 @@ def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
             else:
                 batch.acked = offsets
             batch.touch()
+
+
+def _settle_cancelled(messages: Sequence[Message], *, counted: bool) -> None:
+    """Settle the messages of a call that an operator has cancelled: as failed attempts, or as interrupted ones.
+
+    The circuit breaker does not learn of it, because it says nothing about the service that handlers need.
+    """
+    for message in messages:
+        batch, offset = message._batch, message._offset
+        if offset not in batch.open:
+            continue
+        if not counted or batch.at_most_once:
+            message._fail(asyncio.CancelledError())
+        elif batch.decide(offset):
+            batch.release(offset, BACKOFF, error=CANCELLED_BY_OPERATOR)
 
 
 def _describe(messages: Sequence[Message]) -> str:

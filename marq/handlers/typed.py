@@ -22,7 +22,6 @@ from marq.client.send_targets import Handler, definitions_of
 from marq.handlers.decorator import codec_of
 from marq.handlers.parameters import bound, name_of
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.leases.handler_failures import waits_for_handler
 from marq.leases.message import Message
 from marq.wire.errors import ConfigError
 from marq.wire.names import TYPE_HEADER
@@ -104,7 +103,7 @@ class HandlersByType:
     async def _refuse(self, message: Message) -> NoReturn:
         kind = message.type
         # Otherwise it becomes a dead letter now, whose line says so.
-        if waits_for_handler(message):
+        if message._waits_for_handler:
             self._warn(kind, message)
         raise NoHandler(_no_handler(kind, self._types))
 
