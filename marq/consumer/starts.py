@@ -74,20 +74,14 @@ class Starts:
             self._prefetch.taken.set()
 
     async def started(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that user code may see now, in their order.
+        """Write the starts that must come first, and return the messages that user code may see now, in their order.
 
-        Returns all of them without waiting, unless the start of one has to be written first.
+        Returns all of them without waiting if no start has to be written first. Otherwise, messages whose leases have
+        ended are left out, because another consumer may have them. If the call is cancelled, or the consumer stops, the
+        messages are released and the attempt does not count: user code never saw them.
         """
-        if any(message._batch.starts_first for message in messages):
-            return await self.start(messages)
-        return messages
-
-    async def start(self, messages: Sequence[Message]) -> list[Message]:
-        """Write the starts that must come first, and return all messages that user code may see now.
-
-        Messages whose leases have ended are left out, because another consumer may have them. If the call is cancelled,
-        or the consumer stops, the messages are released and the attempt does not count: user code never saw them.
-        """
+        if not any(message._batch.starts_first for message in messages):
+            return messages
         stopped = self.stopped
         firsts = [] if stopped else [message for message in messages if _comes_first(message)]
         for message in firsts:
