@@ -76,8 +76,6 @@ class HandlerPool(ABC):
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
-        #: Set when handlers get messages.
-        self._taken = receiver.prefetch.taken
         self._demand, self._room = demand, room
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
@@ -393,14 +391,14 @@ class HandlerTasks(HandlerPool):
         buffer, writer, handler = self._buffer, self._writer, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = writer.now_s, made.popleft, _finish
+        clock, pop, finish, taken = writer.now_s, made.popleft, _finish, self._starts.taken
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
                 await self._wait()
                 continue
             begun_s = clock()
-            self._taken.set()
+            taken()
             left = burst
             self._latest = index
             while left and (made or make()) and not (self._stopping or buffer.closed):
@@ -415,8 +413,8 @@ class HandlerTasks(HandlerPool):
                     current[index] = ()
                     if not await self._started([message]):
                         continue
-                    # The starts of the next messages of this burst are noted only if something has woken the watch.
-                    self._taken.set()
+                    # The starts of the next messages of this burst are noted only if something asks for a look.
+                    taken()
                 if codecs is not None:
                     batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
@@ -471,7 +469,7 @@ class BatchHandlerTasks(HandlerPool):
                 continue
             self._begun_s[index] = writer.now_s()
             self._current[index] = batch
-            self._taken.set()
+            self._starts.taken()
             try:
                 # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())

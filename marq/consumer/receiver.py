@@ -123,7 +123,7 @@ class Receiver(Listener):
         self.prefetch = Prefetch(serving.queues, settings, cluster, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, cluster, self._changed)
         self.writer = OutcomeWriter(writer, settings, cluster, self)
-        self.starts = Starts(self.writer, settings, self.prefetch, cluster, self)
+        self.starts = Starts(self.writer, settings, self.prefetch)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
@@ -148,7 +148,6 @@ class Receiver(Listener):
     def start(self) -> None:
         self.apply_pauses()
         self.writer.start()
-        self.starts.begin()
         self._reading = asyncio.create_task(self._run(), name="marq-receiver")
         self._reading.add_done_callback(self._ended)
 
@@ -610,9 +609,9 @@ class Receiver(Listener):
     # --- ordering -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> float:
-        """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
+        """Do what is due for starts, suspects, breakers and queues with ordering; return when something is due next."""
         self._take_steps()
-        return min(self.prefetch.release_suspects(now_s), self.gate.end_pauses())
+        return min(self.starts.pass_time(now_s), self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""
