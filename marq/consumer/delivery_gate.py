@@ -42,8 +42,9 @@ class DeliveryGate:
         #: The breaker of each queue that has one.
         self.breakers: dict[str, QueueBreaker] = {}
         self._paused: frozenset[str] = frozenset()
-        self._unpaused: Sequence[str] = queues
-        self._apply_breakers(queues)
+        #: The buffers of queues that are not paused, with the breakers of these; None for a queue without one.
+        self._buffers: dict[PrefetchBuffer, set[QueueBreaker | None]] = {}
+        self.apply_pauses(queues)
 
     def apply_pauses(self, queues: Sequence[str]) -> None:
         """Pause and resume the served queues, as their settings say.
@@ -53,10 +54,13 @@ class DeliveryGate:
         """
         before = self._paused
         self._paused = frozenset(queue for queue in queues if self._settings(queue).paused)
-        self._unpaused = [queue for queue in queues if queue not in self._paused]
         for queue in self._paused - before:
             put_back(self._prefetch.take_of(queue))
         self._apply_breakers(queues)
+        self._buffers = {}
+        for queue in queues:
+            if queue not in self._paused:
+                self._buffers.setdefault(self._prefetch.buffers[queue], set()).add(self.breakers.get(queue))
         self._changed.set()
 
     def apply_purges(self, queues: Sequence[str]) -> list[str]:
@@ -123,17 +127,11 @@ class DeliveryGate:
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""
-        prefetch = self._prefetch
-        if self.breakers or (self._paused and not prefetch.is_shared):
-            rooms = {queue: self._room_of(prefetch.buffers[queue], most, pending) for queue in self._unpaused}
-            breakers = self.breakers
-            return max([breakers[q].room(room) if q in breakers else room for q, room in rooms.items()], default=0)
-        if self._unpaused:
-            return max([self._room_of(buffer, most, pending) for buffer in prefetch.distinct], default=0)
-        return 0
-
-    def _room_of(self, buffer: PrefetchBuffer, most: int, pending: int) -> int:
-        return buffer.room(most, self._clock(), pending, self._prefetch.overtaken(buffer))
+        now_s, rooms = self._clock(), [0]
+        for buffer, breakers in self._buffers.items():
+            room = buffer.room(most, now_s, pending, self._prefetch.overtaken(buffer))
+            rooms += [room if breaker is None else breaker.room(room) for breaker in breakers]
+        return max(rooms)
 
     def finished(self, queue: str) -> None:
         """Tell the queue's breaker that messages have ended."""

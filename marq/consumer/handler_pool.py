@@ -13,11 +13,11 @@ import contextvars
 import inspect
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 from marq.client.codecs import Codec
 from marq.client.outcomes import Outcome, Retry
@@ -26,13 +26,13 @@ from marq.consumer.receiver import Receiver
 from marq.handlers import middleware
 from marq.handlers.middleware import Middleware
 from marq.handlers.parameters import is_coroutine_function, name_of
-from marq.handlers.typed import TypedHandlers
-from marq.leases import handler_failures
+from marq.handlers.typed import HandlersByType
 from marq.leases.circuit_breaker import HandlerCall
 from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
-from marq.leases.message import Message, put_back
+from marq.leases.message import INTERRUPTIONS, Message, put_back, shown_error
 from marq.wire.errors import LeaseLost, error_text
+from marq.wire.markers import BACKOFF
 
 log = logging.getLogger("marq")
 
@@ -47,20 +47,18 @@ MAX_BURST, BURST_S = 256, 0.005
 #: Defaults of :meth:`marq.Consumer.run_batch`.
 DEFAULT_BATCH_MESSAGES, DEFAULT_BATCH_CONCURRENCY = 1_000, 1
 
-#: Argument of a handler: a message, or a list of them.
-Work = TypeVar("Work")
-
 #: Of a call whose messages were settled before it failed, or whose leases had ended.
 _WITHOUT_CONSEQUENCE = Consequence("handler failed after its message was settled, or its lease had ended")
 
-#: Errors of a call that was cancelled: because another of its messages lost its lease, or not by Marq.
+#: Errors of a call that was cancelled: by an operator, because another of its messages lost its lease, or not by Marq.
+CANCELLED_BY_OPERATOR = "cancelled by an operator"
 _LOST_TOGETHER = "the lease of another message of this call expired: use a longer lease, or renew() in time"
 _CANCELLED = "CancelledError in the handler: catch it where the handler awaits a cancelled task, or raise marq.Retry"
 
 _batch: Callable[[Message], LeasedBatch] = attrgetter("_batch")
 
 
-class HandlerPool(ABC, Generic[Work]):
+class HandlerPool(ABC):
     """``concurrency`` tasks that take up to ``room`` messages; ``demand`` messages are kept prefetched for them.
 
     ``chain`` is the middleware around the handler.
@@ -70,7 +68,7 @@ class HandlerPool(ABC, Generic[Work]):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Work], Any] | TypedHandlers,
+        handler: Callable[[Any], Any] | HandlersByType,
         concurrency: int,
         demand: int,
         room: int,
@@ -78,17 +76,15 @@ class HandlerPool(ABC, Generic[Work]):
     ) -> None:
         self._buffer = buffer
         self._writer, self._starts, self._next_turns = receiver.writer, receiver.starts, receiver.next_turns
-        #: Set when handlers get messages.
-        self._taken = receiver.prefetch.taken
         self._demand, self._room = demand, room
         self._threads: ThreadPoolExecutor | None = None
         self._concurrency = concurrency
-        self._function: Callable[[Work], Any] | TypedHandlers = handler
-        call = handler.calls(self._call_of) if isinstance(handler, TypedHandlers) else self._call_of(handler)
+        self._function = handler
+        call = handler.calls(self._call_of) if isinstance(handler, HandlersByType) else self._call_of(handler)
         self._handler = middleware.surround(call, chain)
         self.tasks: list[asyncio.Task[None]] = []
-        #: The argument of each task's current call; None between calls.
-        self._current: list[Work | None] = [None] * concurrency
+        #: The messages of each task's current call; none between calls.
+        self._current: list[Sequence[Message]] = [()] * concurrency
         #: The current calls, by task, that lost a lease or that an operator has cancelled. A lost lease cancels only
         #: calls of coroutine functions.
         self._interrupted: dict[int, HandlerCall] = {}
@@ -105,10 +101,6 @@ class HandlerPool(ABC, Generic[Work]):
     async def _work(self, index: int) -> None:
         """Take work from the buffer and call the handler until the pool stops."""
 
-    @abstractmethod
-    def _messages(self, work: Work) -> Sequence[Message]:
-        """Return the messages of one call."""
-
     def _call_of(self, handler: Callable[[Any], Any]) -> Callable[[Any], Awaitable[Any]]:
         """Return a handler that is a coroutine function, or a coroutine function that calls it in a thread."""
         if is_coroutine_function(handler):
@@ -117,7 +109,7 @@ class HandlerPool(ABC, Generic[Work]):
             self._threads = ThreadPoolExecutor(self._concurrency, thread_name_prefix="marq-handler")
         threads = self._threads
 
-        def run_handler(work: Work) -> Any:
+        def run_handler(work: Any) -> Any:
             try:
                 return handler(work)
             except (StopIteration, GeneratorExit) as error:
@@ -125,7 +117,7 @@ class HandlerPool(ABC, Generic[Work]):
                 # would close its coroutine, and the consumer would fail.
                 raise RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}") from error
 
-        async def call(work: Work) -> Any:
+        async def call(work: Any) -> Any:
             # Context variables of middleware, such as a span, are visible in the thread.
             run = contextvars.copy_context().run
             result = await asyncio.get_running_loop().run_in_executor(threads, run, run_handler, work)
@@ -152,7 +144,7 @@ class HandlerPool(ABC, Generic[Work]):
                 # The handler has awaited a future that failed with this exception: it closes all coroutines up to here.
                 if not self._is_running(index):
                     raise
-                self._current[index] = None
+                self._current[index] = ()
 
     async def _wait(self) -> None:
         """Wait for messages, unless there are some whose turns come now."""
@@ -188,26 +180,22 @@ class HandlerPool(ABC, Generic[Work]):
     def busy_tasks(self) -> Sequence[asyncio.Task[None]]:
         """The tasks that are in a handler now."""
         pairs = zip(self.tasks, self._current, strict=True)
-        return [task for task, work in pairs if work is not None and not task.done()]
+        return [task for task, messages in pairs if messages and not task.done()]
 
     @property
     def running(self) -> list[Message]:
         """The messages that handlers have now."""
-        return [message for work in self._current if work is not None for message in self._messages(work)]
+        return [message for messages in self._current for message in messages]
 
     @property
     def idle(self) -> int:
         """How many more messages handlers can take now."""
-        return 0 if self._stopping else max(0, self._room - self._occupied())
-
-    @abstractmethod
-    def _occupied(self) -> int:
-        """Return how many messages handlers have now."""
+        return 0 if self._stopping else max(0, self._room - sum(map(len, self._current)))
 
     def _function_of(self, message: Message) -> Callable[[Any], Any]:
         """Return the handler that is called with a message."""
         function = self._function
-        return function.handler_of(message) if isinstance(function, TypedHandlers) else function
+        return function.handler_of(message) if isinstance(function, HandlersByType) else function
 
     def cancellable(self, message: Message) -> bool:
         """Return whether the call with a message can be cancelled: plain functions run in threads, which can't be."""
@@ -216,24 +204,18 @@ class HandlerPool(ABC, Generic[Work]):
     def calls(self) -> list[tuple[Message, float]]:
         """Return the messages that handlers have now, and for how many seconds; may be called in any thread."""
         now_s, pairs = self._writer.now_s(), zip(self._current, self._begun_s, strict=True)
-        return [
-            (message, max(0.0, now_s - begun_s))
-            for work, begun_s in pairs
-            if work is not None
-            for message in self._messages(work)
-        ]
+        return [(message, max(0.0, now_s - begun_s)) for messages, begun_s in pairs for message in messages]
 
     def cancel(self, message_id: str, *, counted: bool) -> None:
         """Cancel the call that has a message, if it still runs, as an operator wants; ``counted``: it is a failure."""
-        for index, work in enumerate(self._current):
-            if work is None or self._cancelled or index in self._interrupted or self.tasks[index].done():
+        for index, messages in enumerate(self._current):
+            if self._cancelled or index in self._interrupted or self.tasks[index].done():
                 continue
-            messages = self._messages(work)
             if any(message.id == message_id for message in messages) and self.cancellable(messages[0]):
                 log.warning("handler is cancelled by an operator: %s", _describe(messages))
                 self._interrupted[index] = call = HandlerCall(messages)
                 call.cancelled = counted
-                self.tasks[index].cancel(handler_failures.CANCELLED_BY_OPERATOR)
+                self.tasks[index].cancel(CANCELLED_BY_OPERATOR)
 
     async def done(self) -> None:
         """Return when all tasks have ended, by stop() or because the buffer was closed, or when one has failed."""
@@ -288,22 +270,20 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _abandon(self, tasks: Collection[asyncio.Task[None]]) -> None:
         """Release the messages of handlers that ignore their cancellation."""
-        for task, work in zip(self.tasks, self._current, strict=True):
-            if task in tasks and work is not None:
-                messages = self._messages(work)
+        for task, messages in zip(self.tasks, self._current, strict=True):
+            if task in tasks and messages:
                 log.warning("handler continues although it was cancelled: %s", _describe(messages))
-                handler_failures.interrupt(messages)
+                for message in messages:
+                    message._fail(asyncio.CancelledError())
 
     # --- ended leases -------------------------------------------------------------------------------------------------
 
     def lose(self, batch: LeasedBatch, offsets: Sequence[int]) -> None:
         """Cancel the handlers of messages whose lease has ended."""
         lost = set(offsets) - batch.decided
-        for index, work in enumerate(self._current):
-            if work is not None:
-                messages = [message for message in self._messages(work) if message._batch is batch]
-                if members := [message for message in messages if message.offset in lost]:
-                    self._interrupt(index, self._messages(work), members)
+        for index, messages in enumerate(self._current):
+            if members := [one for one in messages if one._batch is batch and one._offset in lost]:
+                self._interrupt(index, messages, members)
 
     def _interrupt(self, index: int, messages: Sequence[Message], lost: Sequence[Message]) -> None:
         """Count a call as failed, and cancel it unless it runs in a thread."""
@@ -323,22 +303,22 @@ class HandlerPool(ABC, Generic[Work]):
 
     def _resumed(self, index: int) -> HandlerCall | None:
         """Return a task's call if it was interrupted, and undo the cancellation."""
-        call, work = self._interrupted.pop(index, None), self._current[index]
-        if call is not None and work is not None and self.cancellable(self._messages(work)[0]):
+        call = self._interrupted.pop(index, None)
+        if call is not None and self.cancellable(self._current[index][0]):
             self.tasks[index].uncancel()
         return call
 
     # --- failed handlers ----------------------------------------------------------------------------------------------
 
-    def _failed(self, index: int, messages: Sequence[Message], error: BaseException) -> None:
+    def _failed(self, index: int, error: BaseException) -> None:
         """Settle the messages of a call that raised."""
-        call, stopping = self._resumed(index), self._cancelled
+        messages, call, stopping = self._current[index], self._resumed(index), self._cancelled
         by_operator = None if call is None else call.cancelled
         lost = call is not None and by_operator is None
         self._forget_cancellations(index)
         cancelled = isinstance(error, asyncio.CancelledError) and not stopping
         if cancelled and by_operator is not None:
-            handler_failures.cancel(messages, counted=by_operator)
+            _settle_cancelled(messages, counted=by_operator)
             return
         if cancelled:
             # Not cancelled by a stop: a lease expired, or something that the handler awaited was cancelled.
@@ -348,33 +328,35 @@ class HandlerPool(ABC, Generic[Work]):
             # sys.exit() in the handler or a library: it would end the event loop, and with it all other handlers.
             replaced = RuntimeError(f"{type(error).__name__} in the handler: {error_text(error)}")
             replaced.__cause__, error = error, replaced
-        consequences = handler_failures.fail_all(
-            messages, error, call or HandlerCall(messages), only_open=lost and not stopping
-        )
-        if isinstance(error, handler_failures.INTERRUPTIONS):
+        call = call or HandlerCall(messages)
+        followed: dict[Message, Consequence] = {}
+        for message in messages:
+            if lost and not stopping and message._offset not in message._batch.open:
+                # Its lease has ended, so there is nothing to release.
+                call.failed(message._batch.breaker)
+            elif (consequence := message._fail(error, call)) is not None:
+                followed[message] = consequence
+        if isinstance(error, INTERRUPTIONS):
             raise error
         if not (lost and cancelled):
-            self._log_failure(consequences, error)
+            self._log_failure(messages, followed, error)
         if isinstance(error.__cause__, GeneratorExit):
             # A coroutine that is closed must not wait again.
             raise error.__cause__
 
-    def _log_failure(self, consequences: Sequence[tuple[Message, Consequence | None]], error: BaseException) -> None:
-        """Log a failed call in one line, with what happens to its first message that was open."""
-        followed = [(message, consequence) for message, consequence in consequences if consequence is not None]
-        if not followed:
-            if not isinstance(error, Outcome):
-                messages = [message for message, _ in consequences]
-                self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
-            return
-        consequence = followed[0][1]
-        if isinstance(error, Retry) and not consequence.final:
-            # The handler asked for it.
-            return
-        messages = [message for message, _ in followed]
+    def _log_failure(
+        self, messages: Sequence[Message], followed: Mapping[Message, Consequence], error: BaseException
+    ) -> None:
+        """Log a failed call in one line, with what follows for its first message that was open."""
         # A traceback shows code but no values, so payloads stay out of the log.
         traceback = not isinstance(error, Outcome)
-        self._writer.failures.write(messages, consequence, handler_failures.shown(error), traceback=traceback)
+        if followed:
+            consequence = next(iter(followed.values()))
+            # Without a line if the handler asked for a retry.
+            if consequence.final or not isinstance(error, Retry):
+                self._writer.failures.write([*followed], consequence, shown_error(error), traceback=traceback)
+        elif traceback:
+            self._writer.failures.write(messages, _WITHOUT_CONSEQUENCE, error, traceback=True)
 
     def _is_running(self, index: int) -> bool:
         """Return whether a task is running, so that nothing closes its coroutine, as the end of the event loop does."""
@@ -384,7 +366,7 @@ class HandlerPool(ABC, Generic[Work]):
             return False
 
 
-class HandlerTasks(HandlerPool[Message]):
+class HandlerTasks(HandlerPool):
     """``concurrency`` tasks of a handler that takes one message.
 
     ``codecs`` returns a queue's codec, or None for the consumer's.
@@ -394,7 +376,7 @@ class HandlerTasks(HandlerPool[Message]):
         self,
         buffer: PrefetchBuffer,
         receiver: Receiver,
-        handler: Callable[[Message], Any] | TypedHandlers,
+        handler: Callable[[Message], Any] | HandlersByType,
         concurrency: int,
         codecs: Callable[[str], Codec | None] | None = None,
         chain: Sequence[Middleware] = (),
@@ -405,24 +387,18 @@ class HandlerTasks(HandlerPool[Message]):
         #: The task that began last.
         self._latest = -1
 
-    def _messages(self, work: Message) -> Sequence[Message]:
-        return [work]
-
-    def _occupied(self) -> int:
-        return self._concurrency - self._current.count(None)
-
     async def _work(self, index: int) -> None:
         buffer, writer, handler = self._buffer, self._writer, self._handler
         made, make = buffer.ready.made, buffer.ready.make
         current, begun, interrupted, codecs = self._current, self._begun_s, self._interrupted, self._codecs
-        clock, pop, finish = writer.now_s, made.popleft, _finish
+        clock, pop, finish, taken = writer.now_s, made.popleft, _finish, self._starts.taken
         burst = 1
         while not (self._stopping or buffer.closed):
             if not (made or make()):
                 await self._wait()
                 continue
             begun_s = clock()
-            self._taken.set()
+            taken()
             left = burst
             self._latest = index
             while left and (made or make()) and not (self._stopping or buffer.closed):
@@ -434,24 +410,24 @@ class HandlerTasks(HandlerPool[Message]):
                     continue
                 if batch.starts_first:
                     # The previous message is finished: the end of its lease must not cancel this wait.
-                    current[index] = None
+                    current[index] = ()
                     if not await self._started([message]):
                         continue
-                    # The starts of the next messages of this burst are noted only if something has woken the watch.
-                    self._taken.set()
+                    # The starts of the next messages of this burst are noted only if something asks for a look.
+                    taken()
                 if codecs is not None:
                     batch.codec = codecs(batch.queue) or batch.codec
                 begun[index] = now_s
-                current[index] = message
+                current[index] = (message,)
                 try:
                     await handler(message)
                 except BaseException as error:
-                    self._failed(index, [message], error)
+                    self._failed(index, error)
                 else:
                     if interrupted:
                         self._resumed(index)
                     finish(message)
-            current[index] = None
+            current[index] = ()
             self._forget_cancellations(index)
             took_s = clock() - begun_s
             # If the handler waited and another task began in the meantime, other tasks have had their turn.
@@ -461,7 +437,7 @@ class HandlerTasks(HandlerPool[Message]):
                 await asyncio.sleep(0)
 
 
-class BatchHandlerTasks(HandlerPool[list[Message]]):
+class BatchHandlerTasks(HandlerPool):
     """``concurrency`` tasks of a handler that takes up to ``max_messages``; at most ``most`` are prefetched.
 
     A batch contains the messages that are available. The next one is prefetched while the handler works, so batches are
@@ -481,12 +457,6 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
         super().__init__(buffer, receiver, handler, concurrency, min(2 * room, most), min(room, most))
         self._max_messages = max_messages
 
-    def _messages(self, work: list[Message]) -> Sequence[Message]:
-        return work
-
-    def _occupied(self) -> int:
-        return sum([len(work) for work in self._current if work is not None])
-
     async def _work(self, index: int) -> None:
         buffer, writer = self._buffer, self._writer
         while not (self._stopping or buffer.closed):
@@ -499,15 +469,15 @@ class BatchHandlerTasks(HandlerPool[list[Message]]):
                 continue
             self._begun_s[index] = writer.now_s()
             self._current[index] = batch
-            self._taken.set()
+            self._starts.taken()
             try:
                 # A copy: the handler may remove messages from its list, and they are acked anyway.
                 await self._handler(batch.copy())
             except BaseException as error:
-                self._failed(index, batch, error)
+                self._failed(index, error)
             else:
                 _finish_all(batch, self._resumed(index))
-            self._current[index] = None
+            self._current[index] = ()
             self._forget_cancellations(index)
             await asyncio.sleep(0)
 
@@ -547,6 +517,21 @@ def _finish_all(messages: Sequence[Message], call: HandlerCall | None) -> None:
             else:
                 batch.acked = offsets
             batch.touch()
+
+
+def _settle_cancelled(messages: Sequence[Message], *, counted: bool) -> None:
+    """Settle the messages of a call that an operator has cancelled: as failed attempts, or as interrupted ones.
+
+    The circuit breaker does not learn of it, because it says nothing about the service that handlers need.
+    """
+    for message in messages:
+        batch, offset = message._batch, message._offset
+        if offset not in batch.open:
+            continue
+        if not counted or batch.at_most_once:
+            message._fail(asyncio.CancelledError())
+        elif batch.decide(offset):
+            batch.release(offset, BACKOFF, error=CANCELLED_BY_OPERATOR)
 
 
 def _describe(messages: Sequence[Message]) -> str:

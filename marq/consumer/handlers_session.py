@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from math import inf
-from typing import Any
 
 from marq.backend.cluster import Cluster
 from marq.client.current_producer import HandlersProducer
-from marq.client.outcomes import DecodeError
-from marq.client.send_targets import Handler, definitions_of
 from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.session import ConsumerSession
-from marq.handlers.decorator import codec_of
 from marq.handlers.lifespan import Resources
 from marq.handlers.middleware import Middleware
-from marq.handlers.parameters import bound, name_of
-from marq.handlers.typed import TypedHandlers
+from marq.handlers.typed import HandlersByType
 from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
@@ -27,49 +21,9 @@ from marq.kafka.topics import Topics
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.definitions import Definitions
 from marq.settings.queue import QueueSettings
-from marq.wire.errors import ConfigError
-
-log = logging.getLogger("marq")
 
 #: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
 WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
-
-
-QueueHandler = Handler | TypedHandlers
-
-
-def handler_for(queue: str, functions: Mapping[str | None, Handler]) -> QueueHandler:
-    """Return what handles the messages of a queue; ``functions`` are its handlers by type, None for that without one.
-
-    Raises:
-        ConfigError: values can't be decoded, or the handler without a type is decorated for types only.
-    """
-    untyped = functions.get(None)
-    types = [definition.type for definition in definitions_of(untyped) if definition.queue == queue]
-    if types and None not in types:
-        raise ConfigError(
-            f"queue {queue!r}: its handler {name_of(untyped)} is decorated for messages of type {types[0]!r} only: do"
-            " not name it as `handler` of the queue, but its module in MARQ_HANDLERS"
-        )
-    codecs = {kind: codec_of(function, queue, kind) for kind, function in functions.items()}
-    typed = {kind: function for kind, function in functions.items() if kind is not None}
-    if not typed:
-        assert untyped is not None, "a queue has at least one handler"
-        return untyped
-    return TypedHandlers(queue, typed, untyped, codecs)
-
-
-def check_value(queue: str, handler: QueueHandler, kind: str | None, data: bytes) -> None:
-    """Check that the handlers of a queue can decode a value of a type. Raises ConfigError."""
-    codec = handler.codec_of(kind) if isinstance(handler, TypedHandlers) else codec_of(handler, queue)
-    if codec is None:
-        return
-    try:
-        codec.decode(data)
-    except DecodeError as error:
-        raise ConfigError(f"its value can't be decoded by the handler of queue {queue!r}: {error}") from error
-    except Exception as error:  # a user's codec may need what only a running handler has
-        log.debug("a value could not be checked: queue=%s error=%r", queue, error)
 
 
 class HandlersSession(ConsumerSession):
@@ -77,8 +31,7 @@ class HandlersSession(ConsumerSession):
 
     ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
     handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
-    While ``is_quiet()`` is true, it takes no more messages, as if all queues were paused. When that changes, call
-    ``apply_pauses`` of its receiver.
+    While it is ``quiet``, it takes no more messages, as if all queues were paused.
     """
 
     def __init__(
@@ -88,7 +41,7 @@ class HandlersSession(ConsumerSession):
         serving: Serving,
         reader: GroupMember,
         definitions: Definitions,
-        handlers: Mapping[str, QueueHandler],
+        handlers: Mapping[str, HandlersByType],
         producer: HandlersProducer,
         chain: Sequence[Middleware],
         resources: Resources,
@@ -97,15 +50,11 @@ class HandlersSession(ConsumerSession):
         instance_id: str | None = None,
         shutdown_s: float = TESTS_SHUTDOWN_S,
         shutdown_limit_s: float = inf,
-        is_quiet: Callable[[], bool] = lambda: False,
+        quiet: bool = False,
     ) -> None:
         self._definitions = definitions
-        self._is_quiet = is_quiet
-        codecs = {
-            queue: codec
-            for queue, handler in handlers.items()
-            if (codec := handler.codecs if isinstance(handler, TypedHandlers) else codec_of(handler, queue)) is not None
-        }
+        self._quiet = quiet
+        codecs = {queue: by_type.codec for queue, by_type in handlers.items() if by_type.codec is not None}
         settings = ReceiverSettings(
             max_in_flight=WORKER_MAX_IN_FLIGHT,
             markers_partitions=topics.markers_partitions,
@@ -125,7 +74,12 @@ class HandlersSession(ConsumerSession):
 
     def _settings(self, queue: str) -> QueueSettings:
         settings = self._definitions.settings(queue)
-        return replace(settings, paused=True) if self._is_quiet() else settings
+        return replace(settings, paused=True) if self._quiet else settings
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again."""
+        self._quiet = quiet
+        self.receiver.apply_pauses()
 
     async def connect(self) -> None:
         """Connect, and open the resources."""
@@ -135,14 +89,13 @@ class HandlersSession(ConsumerSession):
 
     def start(self) -> None:
         super().start()
-        for queue, handler in self._handlers.items():
+        for queue, handlers in self._handlers.items():
             concurrency = self._definitions.settings(queue).concurrency
             buffer = self.prefetch.buffers[queue]
             with self._producer.current():
-                call = handler if isinstance(handler, TypedHandlers) else bound(handler)
-                self.add(HandlerTasks(buffer, self.receiver, call, concurrency, chain=self._chain))
+                self.add(HandlerTasks(buffer, self.receiver, handlers, concurrency, chain=self._chain))
 
-    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+    def shutdown_s_of(self, pool: HandlerPool, shutdown_s: float) -> float:
         # As the settings are now: a change applies to processes that run already.
         own_ms = self._definitions.settings(pool.queue).shutdown_timeout_ms
         return min(shutdown_s if own_ms is None else own_ms / 1000, self._shutdown_limit_s)

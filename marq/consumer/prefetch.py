@@ -291,8 +291,6 @@ class Prefetch:
         self.buffers: dict[str, PrefetchBuffer] = {}
         #: Whether a buffered message may have expired meanwhile.
         self.may_expire = False
-        #: Set when user code gets messages.
-        self.taken = asyncio.Event()
         #: Suspects that wait for their turn, those that handlers have or get next, and whether that is one alone.
         self._suspects: deque[Message] = deque()
         self._suspects_here: list[Message] = []

@@ -47,7 +47,7 @@ from marq.consumer.prefetch import Prefetch, PrefetchBuffer
 from marq.consumer.starts import Starts, is_suspect
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
-from marq.consumer.writer import OutcomeWriter
+from marq.consumer.writer import Listener, OutcomeWriter
 from marq.kafka.acquire_strategies import AcquireStrategy
 from marq.kafka.group_reader import NotCommitted, Reader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
@@ -89,7 +89,7 @@ READY_S = 0.001
 REVOKE_LIMIT_S = 10.0
 
 
-class Receiver:
+class Receiver(Listener):
     """Receives messages for one or more queues from one reader.
 
     ``strategy`` acquires and commits; ``writer`` writes all other markers, so that an ACQUIRE never waits behind acks.
@@ -123,7 +123,7 @@ class Receiver:
         self.prefetch = Prefetch(serving.queues, settings, cluster, self._changed, buffer)
         self.gate = DeliveryGate(settings, serving.queues, self.prefetch, cluster, self._changed)
         self.writer = OutcomeWriter(writer, settings, cluster, self)
-        self.starts = Starts(self.writer, settings, self.prefetch, cluster, self)
+        self.starts = Starts(self.writer, settings, self.prefetch)
         self.ordering = Ordering(settings)
         #: Where the last successful cycle of this assignment ended.
         self._committed_to: dict[Source, int] = {}
@@ -148,7 +148,6 @@ class Receiver:
     def start(self) -> None:
         self.apply_pauses()
         self.writer.start()
-        self.starts.begin()
         self._reading = asyncio.create_task(self._run(), name="marq-receiver")
         self._reading.add_done_callback(self._ended)
 
@@ -610,9 +609,9 @@ class Receiver:
     # --- ordering -----------------------------------------------------------------------------------------------------
 
     def pass_time(self, now_s: float) -> float:
-        """Do what is due for suspects, breakers and queues with ordering; return when something is due next."""
+        """Do what is due for starts, suspects, breakers and queues with ordering; return when something is due next."""
         self._take_steps()
-        return min(self.prefetch.release_suspects(now_s), self.gate.end_pauses())
+        return min(self.starts.pass_time(now_s), self.prefetch.release_suspects(now_s), self.gate.end_pauses())
 
     def _take_steps(self) -> None:
         """Do what the ordering wants now."""

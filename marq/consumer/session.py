@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from math import inf
-from typing import Any
 
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection
 from marq.client.background import failure_of, until_set
@@ -76,7 +75,7 @@ class ConsumerSession:
             transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
             self._connections.append(connection)
         self.cluster = cluster
-        self.pools: list[HandlerPool[Any]] = []
+        self.pools: list[HandlerPool] = []
         self._serving, self._reader = serving, reader
         #: Set when the definitions have changed.
         self.changed = asyncio.Event()
@@ -135,13 +134,13 @@ class ConsumerSession:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
 
-    def add(self, pool: HandlerPool[Any]) -> None:
+    def add(self, pool: HandlerPool) -> None:
         """Start a handler pool."""
         pool.start()
         self.pools.append(pool)
         self.receiver.demand()
 
-    async def work(self, pool: HandlerPool[Any], shutdown_s: float) -> None:
+    async def work(self, pool: HandlerPool, shutdown_s: float) -> None:
         """Run a handler pool to its end; running handlers may finish for ``shutdown_s`` after an error.
 
         Raises:
@@ -167,7 +166,7 @@ class ConsumerSession:
         await self._done_or_failed(self.pools)
         self.raise_error()
 
-    async def _done_or_failed(self, pools: Sequence[HandlerPool[Any]]) -> None:
+    async def _done_or_failed(self, pools: Sequence[HandlerPool]) -> None:
         """Return when all pools have ended, or when receiving has stopped for good: a handler may never return."""
         done = asyncio.create_task(_done(pools))
         failed = asyncio.create_task(self.receiver.failed.wait())
@@ -202,7 +201,7 @@ class ConsumerSession:
         await asyncio.gather(*[pool.stop(self.shutdown_s_of(pool, shutdown_s)) for pool in self.pools])
         return asyncio.get_running_loop().time()
 
-    def shutdown_s_of(self, pool: HandlerPool[Any], shutdown_s: float) -> float:
+    def shutdown_s_of(self, pool: HandlerPool, shutdown_s: float) -> float:
         """Return how long a stop waits for the handlers of a pool."""
         return shutdown_s
 
@@ -224,7 +223,7 @@ class ConsumerSession:
         await asyncio.gather(*[connection.stop(STOP_CLIENT_S) for connection in self._connections])
 
 
-async def _done(pools: Sequence[HandlerPool[Any]]) -> None:
+async def _done(pools: Sequence[HandlerPool]) -> None:
     # A task of its own: a gathering that is cancelled and not awaited would log a traceback.
     await asyncio.gather(*[pool.done() for pool in pools])
 

@@ -17,12 +17,11 @@ This is part of step 4 of :mod:`marq.consumer.receiver`. The markers are written
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from math import inf
 
-from marq.client.background import Time, failure_of
 from marq.consumer.prefetch import Prefetch
-from marq.consumer.writer import Listener, OutcomeWriter
+from marq.consumer.writer import OutcomeWriter
 from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.wire.errors import BrokerUnavailable
@@ -38,56 +37,60 @@ def is_suspect(message: Message) -> bool:
 
 
 class Starts:
-    """Decides when the starts of one consumer's messages are written; ``listener`` learns if it cannot go on."""
+    """Decides when the starts of one consumer's messages are written; the writer's task passes the time."""
 
-    def __init__(
-        self, writer: OutcomeWriter, settings: ReceiverSettings, prefetch: Prefetch, time: Time, listener: Listener
-    ) -> None:
+    def __init__(self, writer: OutcomeWriter, settings: ReceiverSettings, prefetch: Prefetch) -> None:
         self._writer = writer
-        self._settings = settings
         self._prefetch = prefetch
-        self._listener = listener
-        self._clock, self._sleep = time.now_s, time.sleep
-        self._watch: asyncio.Task[None] | None = None
-        #: Messages that calls have returned since the last look, and those whose starts are noted next.
-        self._returned: list[Message] = []
+        #: False if the attempts count from the beginning, and after the end.
+        self._notes = settings.prefetch
+        #: Whether to look which messages user code has, and when those of the last look have been there for a while.
+        self._looks = False
+        self._due_s = inf
+        #: What handlers had then, what calls had returned then, and what they have returned since.
+        self._before: set[Message] = set()
         self._noting: list[Message] = []
+        self._returned: list[Message] = []
         #: True once user code gets no more messages.
         self.stopped = False
 
-    def begin(self) -> None:
-        """Write the starts of messages that user code has for a while."""
-        if not self._settings.prefetch:
-            # Their attempts count from the beginning.
-            return
-        self._watch = asyncio.create_task(self._note(), name="marq-starts")
-        self._watch.add_done_callback(self._watch_ended)
-
-    def _watch_ended(self, task: asyncio.Task[None]) -> None:
-        if (error := failure_of(task, stopping=self.stopped)) is not None:
-            self._listener.fail(error)
+    def taken(self) -> None:
+        """Note that user code gets messages. This is a hot path."""
+        if not self._looks:
+            self._looks = True
+            if self._due_s == inf:
+                self._writer.wake()
 
     def returned(self, messages: Sequence[Message]) -> None:
         """Note that a call returns messages to user code."""
-        if self._watch is not None:
+        if self._notes:
             self._returned += messages
-            self._prefetch.taken.set()
+            self.taken()
+
+    def pass_time(self, now_s: float) -> float:
+        """Write the starts of messages that user code has had for a while; return when to call again."""
+        if not self._notes:
+            return inf
+        if now_s >= self._due_s:
+            self._queue([*[message for message in self._running() if message in self._before], *self._noting])
+            self._before, self._noting = set(), []
+            self._looks, self._due_s = True, inf
+        if self._looks and self._due_s == inf:
+            self._looks, running = False, self._running()
+            if self._returned or any(map(_lacks_start, running)):
+                self._before, self._noting, self._returned = set(running), self._returned, []
+                self._due_s = now_s + NOTED_AFTER_S
+        return self._due_s
 
     async def started(self, messages: list[Message]) -> list[Message]:
-        """Return the messages that user code may see now, in their order.
+        """Write the starts that must come first, and return the messages that user code may see now, in their order.
 
-        Returns all of them without waiting, unless the start of one has to be written first.
+        Returns all of them without waiting if no start has to be written first. Otherwise, messages whose leases have
+        ended are left out, because another consumer may have them. If the call is cancelled, or the consumer stops, the
+        messages are released and the attempt does not count: user code never saw them.
         """
-        if any(message._batch.starts_first for message in messages):
-            return await self.start(messages)
-        return messages
-
-    async def start(self, messages: Sequence[Message]) -> list[Message]:
-        """Write the starts that must come first, and return all messages that user code may see now.
-
-        Messages whose leases have ended are left out, because another consumer may have them. If the call is cancelled,
-        or the consumer stops, the messages are released and the attempt does not count: user code never saw them.
-        """
+        if not any(message._batch.starts_first for message in messages):
+            return messages
         stopped = self.stopped
         firsts = [] if stopped else [message for message in messages if _comes_first(message)]
         for message in firsts:
@@ -103,7 +106,7 @@ class Starts:
         if stopped or self.stopped:
             put_back(messages)
             return []
-        now_s = self._clock()
+        now_s = self._writer.now_s()
         # A start is written only while the lease lasts. If it was confirmed later, it may not have counted: another
         # consumer may have the message.
         leased = [message for message in messages if is_leased(message, now_s)]
@@ -114,20 +117,9 @@ class Starts:
 
     def end(self) -> None:
         """Queue the starts of messages that stay leased after a stop, because calls have returned them."""
-        if self._watch is not None:
-            self._watch.cancel()
+        if self._notes:
+            self._notes = False
             self._queue([*self._noting, *self._returned])
-
-    async def _note(self) -> None:
-        """Write the starts of messages that user code has had for a while."""
-        while True:
-            self._prefetch.taken.clear()
-            if not self._returned and not any(map(_lacks_start, self._running())):
-                await self._prefetch.taken.wait()
-            before, self._noting, self._returned = set(self._running()), self._returned, []
-            await self._sleep(NOTED_AFTER_S)
-            self._queue([*[message for message in self._running() if message in before], *self._noting])
-            self._noting = []
 
     def _running(self) -> list[Message]:
         return [message for pool in self._prefetch.pools for message in pool.running]

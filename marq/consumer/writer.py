@@ -12,7 +12,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Iterable, Sequence
 from math import inf
-from typing import Any, Protocol
+from typing import Any
 
 from marq.client.background import Time, failure_of
 from marq.client.message_token import Token
@@ -36,11 +36,12 @@ WRITE_LIMIT_S = 15.0
 SUMMARY_S = 5.0
 
 
-class Listener(Protocol):
-    """What the rest of a consumer learns from its writer."""
+class Listener:
+    """What the rest of a consumer learns from its writer; this one holds no messages."""
 
     def served(self) -> Iterable[str]:
         """Return the queues that are served now."""
+        return ()
 
     def left(self, queue: str, count: int) -> None:
         """Note that messages are no longer in flight."""
@@ -56,32 +57,10 @@ class Listener(Protocol):
 
     def pass_time(self, now_s: float) -> float:
         """Do what is due; return when something is due next, at the latest."""
-
-    def fail(self, error: BaseException) -> None:
-        """Note that nothing more can be written."""
-
-
-class Unheard:
-    """The listener of a writer that holds no messages; ``error`` is why it can no longer write."""
-
-    error: BaseException | None = None
-
-    def served(self) -> Iterable[str]:
-        return ()
-
-    def left(self, queue: str, count: int) -> None: ...
-
-    def settled(self, ended: Sequence[Ended]) -> None: ...
-
-    def lost(self, lost: Lost) -> None: ...
-
-    def renewing(self, now_s: float) -> None: ...
-
-    def pass_time(self, now_s: float) -> float:
         return inf
 
     def fail(self, error: BaseException) -> None:
-        self.error = error
+        """Note that nothing more can be written."""
 
 
 class OutcomeWriter:
@@ -103,6 +82,8 @@ class OutcomeWriter:
         self.now_s, self.wall_s = time.now_s, time.wall_s
         self.state: Any = None
         self.failures = FailureLog(time.now_s)
+        #: Why nothing more can be written.
+        self.error: BaseException | None = None
         self.held = Held(settings)
         self._writer = writer
         self._time = time
@@ -279,6 +260,7 @@ class OutcomeWriter:
         self._writes.discard(task)
         self._wake.set()
         if (error := failure_of(task, stopping=self._closing)) is not None:
+            self.error = error
             self._fail_waiters()
             self._listener.fail(error)
 

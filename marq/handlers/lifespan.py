@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from marq.handlers.decorator import accepts, mark, marked_in
 from marq.handlers.parameters import name_of
-from marq.leases.handler_failures import INTERRUPTIONS
+from marq.leases.message import INTERRUPTIONS
 from marq.wire.errors import ConfigError, MarqError, error_text
 
 Lifespan = Callable[[], AsyncIterator[Any]]

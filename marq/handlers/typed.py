@@ -1,4 +1,4 @@
-"""Several handlers of one queue, by the type of its messages, which their sender put in the header ``marq-type``.
+"""The handlers of one queue, by the type of its messages, which their sender put in the header ``marq-type``.
 
 A message whose type has no handler goes to the handler without a type. If there is none, it is not an error of the
 message: in a rolling deployment, workers with the old code receive messages of a new type. So it is released, for
@@ -6,25 +6,28 @@ workers that have the handler, and the attempt does not count. After ``MAX_UNCOU
 and a half, it becomes a dead letter: by then, no worker will get the handler. A queue that delivers at most once
 redelivers nothing, so there it becomes one at once.
 
-Only queues with typed handlers look at the header. All others call their handler directly.
+Only queues with typed handlers look at the header. The handler of any other queue is called directly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, NoReturn
 
 from marq.client.codecs import Codec, CodecsByType
-from marq.client.outcomes import NoHandler
-from marq.client.send_targets import Handler
-from marq.handlers.parameters import bound
+from marq.client.outcomes import DecodeError, NoHandler
+from marq.client.send_targets import Handler, definitions_of
+from marq.handlers.decorator import codec_of
+from marq.handlers.parameters import bound, name_of
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.leases.handler_failures import waits_for_handler
 from marq.leases.message import Message
 from marq.wire.errors import ConfigError
 from marq.wire.names import TYPE_HEADER
 from marq.wire.record_headers import last_value
+
+log = logging.getLogger("marq")
 
 Call = Callable[[Message], Awaitable[Any]]
 
@@ -36,48 +39,61 @@ _WARNING = (
 )
 
 
-class TypedHandlers:
-    """The handlers of a queue by type, and the one for all other messages, if there is one.
+class HandlersByType:
+    """What handles the messages of a queue; ``functions`` are its handlers by type, None for the one without a type.
 
-    ``codecs`` has the codec of each type's values, None for bytes, and that of the other messages under None.
+    Raises:
+        ConfigError: values can't be decoded, or the handler without a type is decorated for types only.
     """
 
-    def __init__(
-        self,
-        queue: str,
-        handlers: Mapping[str, Handler],
-        untyped: Handler | None,
-        codecs: Mapping[str | None, Codec | None],
-    ) -> None:
+    def __init__(self, queue: str, functions: Mapping[str | None, Handler]) -> None:
+        untyped = functions.get(None)
+        types = [definition.type for definition in definitions_of(untyped) if definition.queue == queue]
+        if types and None not in types:
+            raise ConfigError(
+                f"queue {queue!r}: its handler {name_of(untyped)} is decorated for messages of type {types[0]!r} only:"
+                " do not name it as `handler` of the queue, but its module in MARQ_HANDLERS"
+            )
         self._queue = queue
-        self._types = ", ".join(map(repr, sorted(handlers)))
+        self._codecs = CodecsByType({kind: codec_of(function, queue, kind) for kind, function in functions.items()})
         self._untyped = None if untyped is None else bound(untyped)
-        self._handlers = {name.encode(): bound(handler) for name, handler in handlers.items()}
-        self._codecs = CodecsByType(codecs)
+        self._typed = {kind.encode(): bound(function) for kind, function in functions.items() if kind is not None}
+        self._types = ", ".join(sorted(repr(kind) for kind in functions if kind is not None))
         #: The warnings about types without a handler.
         self._missing: dict[str | None, RepeatedWarning] = {}
 
     @property
-    def codecs(self) -> CodecsByType | None:
-        """The codecs; None if all values are bytes."""
-        has_codec = any(codec is not None for codec in self._codecs.by_type.values())
-        return self._codecs if has_codec else None
+    def codec(self) -> Codec | CodecsByType | None:
+        """Decodes the values; None if all are bytes."""
+        if not self._typed:
+            return self._codecs.of(None)
+        return self._codecs if any(codec is not None for codec in self._codecs.by_type.values()) else None
 
-    def codec_of(self, kind: str | None) -> Codec | None:
-        """Return the codec of a type's values. Raises ConfigError if no handler is for it."""
+    def check_value(self, kind: str | None, data: bytes) -> None:
+        """Check that a value of a type can be decoded. Raises ConfigError if not, or if no handler is for the type."""
         if self._untyped is None and kind not in self._codecs.by_type:
             raise ConfigError(f"queue {self._queue!r}: {_no_handler(kind, self._types)}")
-        return self._codecs.of(kind)
+        codec = self._codecs.of(kind)
+        if codec is None:
+            return
+        try:
+            codec.decode(data)
+        except DecodeError as error:
+            raise ConfigError(f"its value can't be decoded by the handler of queue {self._queue!r}: {error}") from error
+        except Exception as error:  # a user's codec may need what only a running handler has
+            log.debug("a value could not be checked: queue=%s error=%r", self._queue, error)
 
     def handler_of(self, message: Message) -> Callable[[Message], Any]:
         """Return the handler that is called with a message."""
         other = self._refuse if self._untyped is None else self._untyped
-        return self._handlers.get(type_of(message), other)
+        return self._typed.get(type_of(message), other)
 
     def calls(self, call_of: Callable[[Callable[[Message], Any]], Call]) -> Call:
         """Return what calls the handler of a message; ``call_of`` makes a coroutine function of each handler."""
-        get = {kind: call_of(handler) for kind, handler in self._handlers.items()}.get
         other = self._refuse if self._untyped is None else call_of(self._untyped)
+        if not self._typed:
+            return other
+        get = {kind: call_of(handler) for kind, handler in self._typed.items()}.get
 
         def call(message: Message) -> Awaitable[Any]:
             return get(type_of(message), other)(message)
@@ -87,7 +103,7 @@ class TypedHandlers:
     async def _refuse(self, message: Message) -> NoReturn:
         kind = message.type
         # Otherwise it becomes a dead letter now, whose line says so.
-        if waits_for_handler(message):
+        if message._waits_for_handler:
             self._warn(kind, message)
         raise NoHandler(_no_handler(kind, self._types))
 

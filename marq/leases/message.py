@@ -1,7 +1,12 @@
-"""A message as a handler sees it: a view of the fetched record and of the lease that it shares."""
+"""A message as a handler sees it: a view of the fetched record and of the lease that it shares.
+
+If its handler fails, the exception and the queue's settings decide on its outcome: retry, dead letter or release. The
+queue's circuit breaker counts only failures. ``Retry`` is a failure if another exception caused it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -10,19 +15,24 @@ from typing import TYPE_CHECKING, Any, Generic, Self
 
 from marq.client import message_token
 from marq.client.codecs import Codec, CodecsByType, decode
+from marq.client.exception_rules import policy_for
 from marq.client.hooks import point
-from marq.client.outcomes import DecodeError, Reject, Retry
+from marq.client.outcomes import DecodeError, NoHandler, Reject, Retry
 from marq.core.deliveries.dead_letter_records import text_of
+from marq.core.redeliver_or_dead_letter import is_exhausted, release_delay_ms
+from marq.core.storage.rows import row_key
 from marq.kafka.records import Row
-from marq.leases import handler_failures
+from marq.leases.circuit_breaker import HandlerCall
+from marq.leases.failure_log import Consequence
 from marq.leases.held import LeasedBatch
 from marq.settings.durations import Duration, duration_ms
 from marq.settings.hints import Hinted, Unknown, refuse
-from marq.wire.error_texts import plain_error
-from marq.wire.errors import LeaseLost, MarqError
+from marq.settings.queue import BLOCK, UNLIMITED_ATTEMPTS
+from marq.wire.error_texts import plain_error, with_traceback
+from marq.wire.errors import LeaseLost, MarqError, error_text
 from marq.wire.markers import BACKOFF
 from marq.wire.names import ERROR_HEADER, KEY_HEADER, RESERVED_HEADER
-from marq.wire.record_headers import Origin, deduplication_id, message_type, origin
+from marq.wire.record_headers import Origin, deduplication_id, message_type, origin, uncounted
 
 if TYPE_CHECKING:
     # Defaults of type variables need Python 3.13.
@@ -33,6 +43,17 @@ else:
     from typing import TypeVar
 
     T_co = TypeVar("T_co", covariant=True)
+
+#: After this many uncounted releases in a row, the next interrupted attempt counts. Otherwise a message whose handlers
+#: are always interrupted, as in a deployment that keeps crashing, would be redelivered forever.
+MAX_UNCOUNTED = 100
+
+#: The longest delay of a message that no handler here is for.
+MAX_NO_HANDLER_MS = 60_000
+
+#: What interrupts a handler. Everything else is a failed attempt, even if it is not an Exception: extensions written in
+#: Rust panic with a BaseException. Such a message would otherwise end its process again and again, uncounted.
+INTERRUPTIONS = (asyncio.CancelledError, KeyboardInterrupt, SystemExit, GeneratorExit)
 
 
 class Message(Hinted, Generic[T_co]):
@@ -196,7 +217,7 @@ class Message(Hinted, Generic[T_co]):
         if self._batch.decide(self._offset):
             text = str(reason)
             self._batch.reject(self._offset, plain_error(text))
-            self._batch.keeper.failures.write([self], handler_failures.after_rejection(self, "was rejected"), text)
+            self._batch.keeper.failures.write([self], self._after_rejection("was rejected"), text)
         if wait:
             await self._settled("reject")
 
@@ -230,10 +251,10 @@ class Message(Hinted, Generic[T_co]):
         if error is None:
             self._ack()
             return False
-        consequence = handler_failures.fail(self, error)
+        consequence = self._fail(error)
         if consequence is not None and consequence.final:
             # The exception itself propagates, except Reject.
-            self._batch.keeper.failures.write([self], consequence, handler_failures.shown(error))
+            self._batch.keeper.failures.write([self], consequence, shown_error(error))
         return isinstance(error, Retry | Reject)
 
     def __repr__(self) -> str:
@@ -293,6 +314,143 @@ class Message(Hinted, Generic[T_co]):
                 f"queue {self.queue!r}, message {self.id}, attempt {self.attempt}: its lease expired {late_s:.1f} s"
                 f" before {call}() completed, so it may be delivered again; use a longer lease, or renew() in time"
             )
+
+    # --- failed handlers ----------------------------------------------------------------------------------------------
+
+    @point("fail")
+    def _fail(self, error: BaseException, call: HandlerCall | None = None) -> Consequence | None:
+        """Apply an exception, and return what follows, None if the message has an outcome.
+
+        ``call`` if its handler was called with other messages, too.
+        """
+        batch, offset = self._batch, self._offset
+        if not batch.decide(offset):
+            return None
+        call = call or HandlerCall([self])
+        if isinstance(error, Reject):
+            # A codec's error may quote the value.
+            cause = None if isinstance(error, DecodeError) else _cause_of(error)
+            batch.reject(offset, self._last_error_text(error.reason, cause, call))
+            return self._after_rejection("could not be decoded" if isinstance(error, DecodeError) else "was rejected")
+        if isinstance(error, NoHandler):
+            return self._release_without_handler(error)
+        if batch.at_most_once:
+            return self._reject_failed(error, call)
+        if isinstance(error, Retry):
+            delay_ms = BACKOFF if error.delay_ms is None else error.delay_ms
+            if (cause := _cause_of(error)) is None:
+                batch.release(offset, delay_ms)
+                return self._after_release(delay_ms, "ended with Retry")
+            return self._release_failed(delay_ms, cause, call)
+        if isinstance(error, INTERRUPTIONS):
+            return self._release_interrupted()
+        policy = policy_for(error, batch.settings.errors)
+        if isinstance(policy, str):
+            batch.reject(offset, self._last_error_text(_class_and_text(error), error, call))
+            return self._after_rejection("failed")
+        delay_ms = BACKOFF if policy is None else policy.delay_ms(self.attempt, self._seed)
+        return self._release_failed(delay_ms, error, call)
+
+    def _release_failed(self, delay_ms: int, error: BaseException, call: HandlerCall) -> Consequence:
+        breaker, text = self._batch.breaker, _class_and_text(error)
+        reason = call.failed(breaker)
+        counted = not reason
+        if breaker is not None and breaker.pause_left_s:
+            delay_ms = max(delay_ms, breaker.delay_ms(self))
+        if is_exhausted(self.attempt, counted, self._batch.settings):
+            text = self._last_error_text(text, error, call)
+        self._batch.release(self._offset, delay_ms, counted=counted, error=text)
+        return self._after_release(delay_ms, counted=counted, reason=reason)
+
+    def _reject_failed(self, error: BaseException, call: HandlerCall) -> Consequence:
+        """Dead-letter a message of a queue that delivers at most once, because it must not be redelivered."""
+        if isinstance(error, INTERRUPTIONS):
+            self._batch.reject(self._offset, "interrupted: it may have been processed in part")
+            return self._after_rejection("was interrupted")
+        call.failed(self._batch.breaker)
+        self._batch.reject(self._offset, self._last_error_text(_class_and_text(error), error, call))
+        return self._after_rejection("failed")
+
+    def _release_interrupted(self) -> Consequence:
+        """Release a message whose handler was cancelled, as by a shutdown; the attempt does not count."""
+        counted = uncounted(self._record.headers) >= MAX_UNCOUNTED
+        error = f"interrupted, as {MAX_UNCOUNTED} times before" if counted else ""
+        self._batch.release(self._offset, 0, counted=counted, error=error)
+        return self._after_release(0, "was interrupted", counted=counted)
+
+    def _release_without_handler(self, error: NoHandler) -> Consequence:
+        """Release a message that no handler here is for, or dead-letter it if that has been so for long."""
+        if not self._waits_for_handler:
+            self._batch.reject(self._offset, error.text)
+            return self._after_rejection("has no handler")
+        delay_ms = min(1_000 << min(uncounted(self._record.headers), 10), MAX_NO_HANDLER_MS)
+        self._batch.release(self._offset, delay_ms, counted=False, error=error.text)
+        return self._after_release(delay_ms, "has no handler", counted=False)
+
+    @property
+    def _waits_for_handler(self) -> bool:
+        """Whether the message, which no handler here is for, is released for other workers, or else dead-lettered."""
+        return uncounted(self._record.headers) < MAX_UNCOUNTED and not self._batch.at_most_once
+
+    def _last_error_text(self, text: str, error: BaseException | None, call: HandlerCall) -> str:
+        """Return the text of a last attempt: only a dead letter shows the traceback; retries would carry it along."""
+        if error is None or not self._batch.settings.tracebacks:
+            return plain_error(text)
+        return with_traceback(text, call.traceback(error))
+
+    def _after_rejection(self, what: str) -> Consequence:
+        """Return what follows a rejection."""
+        return Consequence(f"{self._attempt_of_max} {what}, {self._end}", final=True)
+
+    def _after_release(
+        self, delay_ms: int, what: str = "failed", *, counted: bool = True, reason: str = ""
+    ) -> Consequence:
+        """Return what follows a release, as the tracker will decide if the queue's settings do not change meanwhile.
+
+        ``reason`` says what the queue's circuit breaker did, if the attempt does not count for that reason.
+        """
+        attempt, settings = self.attempt, self._batch.settings
+        if is_exhausted(attempt, counted, settings):
+            return Consequence(f"{self._attempt_of_max} {what}, {self._end}", final=True)
+        wait_ms = release_delay_ms(attempt, counted, delay_ms, settings, self._seed)
+        uncounted_text = "" if counted else " and does not count"
+        if reason:
+            uncounted_text += f", because the queue's circuit breaker {reason}"
+        return Consequence(f"{self._attempt_of_max} {what}{uncounted_text}, retry in {wait_ms / 1000:.3g} s")
+
+    @property
+    def _attempt_of_max(self) -> str:
+        most = self._batch.settings.max_attempts
+        return f"attempt {self.attempt}" + ("" if most == UNLIMITED_ATTEMPTS else f" of {most}")
+
+    @property
+    def _end(self) -> str:
+        """What happens after the last attempt."""
+        settings = self._batch.settings
+        if settings.ordered and settings.on_dead_letter == BLOCK:
+            return "blocks its ordering key until an operator acts"
+        return "now a dead letter" if settings.dead_letter else "dropped, because dead_letter is false"
+
+    @property
+    def _seed(self) -> bytes:
+        """The seed that the tracker uses for the queue's own backoff."""
+        return row_key(self._batch.queue, self._batch.source.log, self._offset)
+
+
+def _cause_of(error: Reject | Retry) -> BaseException | None:
+    """Return the exception that made a handler raise this outcome."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def shown_error(error: BaseException) -> BaseException | str:
+    """Return what a log line shows of an exception."""
+    if isinstance(error, Reject):
+        return error.reason
+    return (_cause_of(error) or error) if isinstance(error, Retry) else error
+
+
+def _class_and_text(error: BaseException) -> str:
+    return plain_error(f"{type(error).__name__}: {error_text(error)}")
 
 
 def put_back(messages: Iterable[Message], delay_ms: int = 0) -> int:

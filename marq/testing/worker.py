@@ -15,10 +15,11 @@ from typing import Any, Self
 from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import NoHandler, Outcome
 from marq.client.send_targets import Handler, HandlerDefinition, definitions_of
-from marq.consumer.handlers_session import HandlersSession, QueueHandler, handler_for
+from marq.consumer.handlers_session import HandlersSession
 from marq.handlers.decorator import by_queue, check_handler, handlers_in
 from marq.handlers.lifespan import Lifespan, Resources, lifespans_in
 from marq.handlers.middleware import CallNext, Middleware, middleware_in
+from marq.handlers.typed import HandlersByType
 from marq.kafka.queue_records import serving
 from marq.leases.message import Message
 from marq.producer.producer import Producer
@@ -76,7 +77,7 @@ class MemoryWorker:
             self._sources = [_project_module(name) for name in self._project]
         handlers = self._handlers()
         definitions = self._namespace.definitions
-        by_group: dict[str, dict[str, QueueHandler]] = {}
+        by_group: dict[str, dict[str, HandlersByType]] = {}
         for queue, handler in handlers.items():
             by_group.setdefault(definitions.group(queue) or HANDLERS_GROUP, {})[queue] = handler
         for name, members in sorted(by_group.items()):
@@ -113,7 +114,7 @@ class MemoryWorker:
                 self.errors.append(error)
             raise
 
-    def _refuse_part(self, group: str, queues: Iterable[str], handlers: Mapping[str, QueueHandler]) -> None:
+    def _refuse_part(self, group: str, queues: Iterable[str], handlers: Mapping[str, HandlersByType]) -> None:
         missing = [queue for queue in queues if queue not in handlers]
         if missing and self._project:
             # A test may run some of the handlers that the project's workers run.
@@ -141,10 +142,10 @@ class MemoryWorker:
         own = [sys.modules.get(name.partition(":")[0]) for name in names]
         return [source for source in [*self._sources, *own] if isinstance(source, ModuleType)]
 
-    def _handlers(self) -> dict[str, QueueHandler]:
+    def _handlers(self) -> dict[str, HandlersByType]:
         """Return the handler of each queue, and publish the decorated ones."""
         definitions = self._namespace.definitions
-        handlers: dict[str, QueueHandler] = {}
+        handlers: dict[str, HandlersByType] = {}
         decorated = by_queue(_decorated(self._sources))
         for queue, queue_handlers in decorated.items():
             document = {**queue_handlers.document, "handler": _importable(queue_handlers.document["handler"])}
@@ -153,13 +154,15 @@ class MemoryWorker:
             check_queue(after, queue)
             check_topic(after, queue, self._namespace.names)
             self._namespace.define(key, encoded(document))
-            handlers[queue] = handler_for(queue, {kind: one.function for kind, one in queue_handlers.by_type.items()})
+            handlers[queue] = HandlersByType(
+                queue, {kind: one.function for kind, one in queue_handlers.by_type.items()}
+            )
         for queue in definitions.names():
             name = handler_of(definitions, queue, own={})
             if name is not None:
                 typed = decorated[queue].by_type if queue in decorated else {}
                 functions = {kind: one.function for kind, one in typed.items()}
-                handlers[queue] = handler_for(queue, {**functions, None: _load(queue, name)})
+                handlers[queue] = HandlersByType(queue, {**functions, None: _load(queue, name)})
         if not handlers:
             raise ConfigError(
                 "no handlers to run: pass functions with @marq.handler or modules with such functions, or name modules"
@@ -173,7 +176,7 @@ class _Group:
     """The handlers of one group, run as a worker's process runs them."""
 
     def __init__(
-        self, name: str, handlers: Mapping[str, QueueHandler], chain: Sequence[Middleware], resources: Resources
+        self, name: str, handlers: Mapping[str, HandlersByType], chain: Sequence[Middleware], resources: Resources
     ) -> None:
         self.handlers = handlers
         self._name = name

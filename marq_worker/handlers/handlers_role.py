@@ -11,8 +11,8 @@ from typing import Any
 
 from mode import Service
 
-from marq.consumer.handlers_session import QueueHandler, check_value
 from marq.consumer.session import TOPIC_RETRY_S
+from marq.handlers.typed import HandlersByType
 from marq.queues.queues import Queues
 from marq.settings.combinations import ORIGINS, check_queue
 from marq.settings.definitions import Definitions, confirmed_key, layer_key
@@ -270,7 +270,7 @@ def check(definitions: Definitions, groups: Mapping[str, HandlerGroup], own: Map
             raise ConfigError(part_of_group(group, rest, definitions))
 
 
-def check_schedules(definitions: Definitions, queue: str, handler: QueueHandler) -> None:
+def check_schedules(definitions: Definitions, queue: str, handlers: HandlersByType) -> None:
     """Check that the handlers of a queue can decode the values of the schedules in marq.toml.
 
     Otherwise each of their messages would become a dead letter, perhaps only weeks after the deployment.
@@ -278,7 +278,7 @@ def check_schedules(definitions: Definitions, queue: str, handler: QueueHandler)
     for schedule in definitions.schedules.current.values():
         if schedule.queue == queue and definitions.schedules.layer(FILE_LAYER, schedule.name) is not None:
             try:
-                check_value(queue, handler, schedule.type or None, schedule.value.encode())
+                handlers.check_value(schedule.type or None, schedule.value.encode())
             except ConfigError as error:
                 raise ConfigError(f"schedule {schedule.name!r}: {error}") from error
 

@@ -9,10 +9,10 @@ from collections.abc import Iterable
 from types import ModuleType
 
 from marq.client.send_targets import Handler, definitions_of
-from marq.consumer.handlers_session import QueueHandler, handler_for
 from marq.handlers.decorator import QueueHandlers, by_queue, check_handler, codec_of, handlers_in
 from marq.handlers.lifespan import lifespans_in
 from marq.handlers.middleware import middleware_in
+from marq.handlers.typed import HandlersByType
 from marq.wire.errors import ConfigError
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handler_modules import load_function, load_module
@@ -20,12 +20,12 @@ from marq_worker.handlers.handler_modules import load_function, load_module
 log = logging.getLogger("marq.handlers")
 
 
-def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
+def load_handlers(group: HandlerGroup) -> dict[str, HandlersByType]:
     """Import the handlers of a group; skip a queue whose handler can't be imported, so that the others run.
 
     Raises ConfigError if no handler can be imported.
     """
-    handlers: dict[str, QueueHandler] = {}
+    handlers: dict[str, HandlersByType] = {}
     errors: list[ConfigError] = []
     for queue, handled in group.queues.items():
         try:
@@ -39,14 +39,14 @@ def load_handlers(group: HandlerGroup) -> dict[str, QueueHandler]:
     return handlers
 
 
-def load_handlers_of(queue: str, handled: HandledQueue) -> QueueHandler:
+def load_handlers_of(queue: str, handled: HandledQueue) -> HandlersByType:
     """Import the handlers of a queue."""
     functions: dict[str | None, Handler] = {
         kind: load_handler(queue, name, kind) for kind, name in handled.types.items()
     }
     if handled.handler is not None:
         functions[None] = load_handler(queue, handled.handler)
-    return handler_for(queue, functions)
+    return HandlersByType(queue, functions)
 
 
 def load_handler(queue: str, name: str, kind: str | None = None) -> Handler:

@@ -115,7 +115,7 @@ class RunningHandlers:
             instance_id=instance_id,
             shutdown_s=shutdown_s,
             shutdown_limit_s=shutdown_limit_s,
-            is_quiet=lambda: self.quiet,
+            quiet=self.quiet,
         )
         self.session = session
         await session.connect()
@@ -154,7 +154,7 @@ class RunningHandlers:
             else:
                 log.info("group %s: taking messages again", group)
             if self.session is not None:
-                self.session.receiver.apply_pauses()
+                self.session.set_quiet(quiet)
 
     def apply_definitions(self) -> None:
         """Pause and resume queues as their settings say now, and read where their messages are now."""

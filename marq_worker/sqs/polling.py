@@ -27,7 +27,7 @@ from marq.consumer.consumer import Consumer
 from marq.consumer.session import STOP_ACKS_S, STOP_CLIENT_S
 from marq.consumer.starts import still_leased
 from marq.consumer.tracker_queries import TrackerQueries
-from marq.consumer.writer import OutcomeWriter, Unheard
+from marq.consumer.writer import Listener, OutcomeWriter
 from marq.core.storage.rows import HELD
 from marq.kafka.topics import Topics
 from marq.leases.message import Message, put_back
@@ -275,14 +275,13 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
         super().__init__("the settler")
         self._settings = settings
         self._cluster: Cluster
-        self._unheard = Unheard()
 
     async def _open(self, opened: AsyncExitStack) -> OutcomeWriter:
         self._cluster = cluster_of(self._settings)
         topics = await self._cluster.topics()
         writer = await opened.enter_async_context(marker_writer(self._cluster, topics, STOP_CLIENT_S))
         settings = ReceiverSettings(0, topics.markers_partitions, topics.markers_limit_bytes)
-        outcomes = OutcomeWriter(writer, settings, self._cluster, self._unheard, shared=True)
+        outcomes = OutcomeWriter(writer, settings, self._cluster, Listener(), shared=True)
         outcomes.start()
 
         async def stop() -> None:
@@ -320,8 +319,8 @@ class TokenSettler(Lifecycle[OutcomeWriter]):
     async def _settle(self, batches: Sequence[Ack | Renew | Release]) -> None:
         """Write markers. Raises MarqError; BrokerUnavailable if the settler is stopped first."""
         writer = self._started()
-        if self._unheard.error is not None:
-            raise MarqError(f"the settler stopped after an unexpected error: {self._unheard.error!r}")
+        if writer.error is not None:
+            raise MarqError(f"the settler stopped after an unexpected error: {writer.error!r}")
         for batch in batches:
             writer.settle_foreign(batch)
         await writer.settled()

@@ -22,6 +22,7 @@ from marq.backend.cluster import cluster_of
 from marq.client.current_producer import HandlersProducer
 from marq.consumer.handlers_session import HandlersSession
 from marq.handlers.lifespan import Resources
+from marq.handlers.typed import HandlersByType
 from marq.producer.producer import Producer
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import confirmed_key, layer_key
@@ -74,7 +75,7 @@ async def handling(backend: Backend, queue: str, group: str, handler: Handler) -
     served = handler_groups(definitions, {queue: name})[group].serving(settings.names.messages, [queue])
     member = cluster.member(settings.names.named_group(group), served, None)
     producer = HandlersProducer(functools.partial(Producer.of, settings))
-    topics, handlers = await cluster.topics(), {queue: handler}
+    topics, handlers = await cluster.topics(), {queue: HandlersByType(queue, {None: handler})}
     session = HandlersSession(cluster, topics, served, member, definitions, handlers, producer, (), Resources())
     await session.connect()
     await member.start(session.receiver)

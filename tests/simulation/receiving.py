@@ -80,7 +80,6 @@ class SimulatedReceiver(Receiver):
         async def at_once(messages: Sequence[Message]) -> list[Message]:
             return list(messages)
 
-        self.starts.start = at_once  # type: ignore[method-assign]
         self.starts.started = at_once  # type: ignore[method-assign]
         self.prefetch._most_together = lambda message: inf  # type: ignore[method-assign]
 

@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from marq.handlers.typed import TypedHandlers
+from marq.client.codecs import CodecsByType
 from marq.wire.errors import ConfigError
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup
 from marq_worker.handlers.handler_modules import check_exists
@@ -226,10 +226,10 @@ class Codec:
 async def handle(order: Order): ...
 """)
 
-    handler = load_handlers_of("q", HandledQueue(None, 1, types={"a": f"{module}:handle"}))
+    codec = load_handlers_of("q", HandledQueue(None, 1, types={"a": f"{module}:handle"})).codec
 
-    assert isinstance(handler, TypedHandlers)
-    assert type(handler.codec_of("a")).__name__ == "Codec"
+    assert isinstance(codec, CodecsByType)
+    assert type(codec.of("a")).__name__ == "Codec"
 
 
 def test_handlers_are_surrounded_by_their_own_modules_and_those_that_the_worker_names(write: Write) -> None:

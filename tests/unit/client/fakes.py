@@ -260,7 +260,7 @@ class HangingEach:
                 await self._begun.wait()
 
 
-AnyPool = TypeVar("AnyPool", bound=HandlerPool[Any])
+AnyPool = TypeVar("AnyPool", bound=HandlerPool)
 
 
 class NumberedReceiver(Receiver):
@@ -361,8 +361,14 @@ class Rig:
         return taken
 
 
-def rig(queues: Sequence[str] = ("q",), leases_ms: Mapping[str, int] | None = None, **changes: Any) -> Rig:
-    """Return a receiver that is not started; ``leases_ms`` may change while it runs."""
+def rig(
+    queues: Sequence[str] = ("q",),
+    leases_ms: Mapping[str, int] | None = None,
+    *,
+    buffer: PrefetchBuffer | None = None,
+    **changes: Any,
+) -> Rig:
+    """Return a receiver that is not started; ``leases_ms`` may change while it runs. The queues may share a buffer."""
     if leases_ms is not None:
         changes |= {"lease_ms": None, "queue": lambda queue: QueueSettings(lease_ms=leases_ms[queue])}
     settings: dict[str, Any] = {
@@ -379,6 +385,7 @@ def rig(queues: Sequence[str] = ("q",), leases_ms: Mapping[str, int] | None = No
         ReceiverSettings(**settings),
         Times(clock),  # type: ignore[arg-type]
         transactional=MarkerFirst(once, reader),
+        buffer=buffer,
     )
     return Rig(receiver, reader, acquirer, settler, clock, once)
 

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 import marq
+from marq.consumer.prefetch import PrefetchBuffer
 from marq.leases.circuit_breaker import QueueBreaker
 from marq.settings.queue import Breaker, QueueSettings
 from marq.wire.markers import Acquire
@@ -367,6 +368,18 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
 
     assert len(taken) == 4
     assert not rig.receiver.gate.breakers
+
+
+async def test_the_window_of_a_buffer_at_most_doubles_however_many_queues_with_breakers_share_it(make_rig) -> None:
+    queues, buffer = [f"q{number}" for number in range(10)], PrefetchBuffer("group")
+    rig = make_rig(queues, buffer=buffer, queue=lambda _: RULES, started=False)
+    buffer.handler_demand = 1
+    buffer.window.busy(rig.clock())
+    rig.clock.now_s += 0.001
+    buffer.window.finished(1, rig.clock(), idle=False)
+
+    # then: a single fast message does not fill the buffer
+    assert [rig.receiver.gate.room(1_000, 0) for _ in range(3)] == [2, 4, 8]
 
 
 async def test_a_breaker_that_a_change_has_replaced_holds_back_no_messages(make_rig) -> None:

@@ -314,7 +314,7 @@ async def test_a_shorter_lease_that_comes_later_is_watched_first(make_rig) -> No
 async def test_a_message_whose_own_lease_is_the_shorter_one_is_lost_with_that(make_rig) -> None:
     handler = Handler()
     rig, pool = await working(make_rig, handler)
-    (message,) = [each for each in pool._current if each is not None]
+    [(message,)] = pool._current
     # Its own RENEW came after the shared one.
     message._batch.own_expiry_s = {0: rig.clock() + 5}
 

@@ -18,7 +18,6 @@ from marq.kafka.group_reader import NotCommitted
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.records import Records, Row
-from marq.leases import handler_failures
 from marq.leases.message import Message
 from marq.settings.limits import Limits, Rate
 from marq.settings.queue import QueueSettings
@@ -301,7 +300,7 @@ async def test_a_handler_that_fails_after_its_lease_has_ended_does_not_end_the_n
     [second] = await made.take(1)
     assert (second.offset, second.attempt) == (0, 2)
 
-    handler_failures.fail(first, error)
+    first._fail(error)
     await second.ack()
     assert (made.acked, made.released, made.rejected) == ([0], {}, {})
 

@@ -20,17 +20,17 @@ from marq.settings.queue import QueueSettings
 from marq.wire.markers import BACKOFF
 from tests.unit.client.fakes import LIMIT_S, P0, P1, Hanging, Rig, spin
 
-Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], HandlerPool[Any]]
+Work = Callable[[Rig, Callable[[Sequence[Message]], Any]], HandlerPool]
 
 
-def one_by_one(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool[Any]:
+def one_by_one(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool:
     async def handle(message: Message) -> None:
         await handler([message])
 
     return rig.work(handle)
 
 
-def in_lists(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool[Any]:
+def in_lists(rig: Rig, handler: Callable[[Sequence[Message]], Any]) -> HandlerPool:
     async def handle(messages: list[Message]) -> None:
         await handler(messages)
 
@@ -86,7 +86,7 @@ async def test_an_exception_decides_on_messages_without_an_outcome(make_rig, wor
     assert rig.acked == [1]
 
 
-async def failed_and_went_on(rig: Rig, pool: HandlerPool[Any], text: str) -> None:
+async def failed_and_went_on(rig: Rig, pool: HandlerPool, text: str) -> None:
     """Check that message 0 fails with this text, and that the same task acks the next message."""
     await rig.settler.until(lambda: bool(rig.released))
     rig.add([1])

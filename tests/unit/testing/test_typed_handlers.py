@@ -14,7 +14,7 @@ import pytest
 import marq
 from marq.client.outcomes import NoHandler
 from marq.handlers.typed import MAX_WARNED_TYPES
-from marq.leases.handler_failures import MAX_NO_HANDLER_MS, MAX_UNCOUNTED
+from marq.leases.message import MAX_NO_HANDLER_MS, MAX_UNCOUNTED
 from marq.testing import Broker
 from marq.wire.names import TYPE_HEADER
 
