@@ -54,7 +54,7 @@ def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, peer: st
     # The client itself checks that each message came, and none twice.
     assert native(bench, peer)["rate"] > 0
 
-    prefix = bench._prefixes[0]
+    prefix = bench.names.prefix
     bench.clear()
     admin = AdminClient({"bootstrap.servers": bench.servers})
     assert not [topic for topic in admin.list_topics(timeout=60).topics if topic.startswith(prefix)]
