@@ -260,6 +260,8 @@ def measure(row: BenchRow, folder: Path, size: Size, say: Say) -> RowOutcome:
     outcome = RowOutcome(row)
     began = time.monotonic()
     say(f"{row.name}: {row.what}")
+    # Whichever program creates the topics of a measurement, unless the row creates them itself.
+    os.environ["MARQ_PARTITIONS"] = str(size.partitions)
     try:
         with EmbeddedBroker(heap=BROKER_HEAP, properties={**BROKER_PROPERTIES, **row.broker_properties}) as broker:
             scaled = replace(size, messages=round(size.messages * row.of_messages))
