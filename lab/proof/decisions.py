@@ -59,6 +59,10 @@ _ENDINGS = {
 }  # fmt: skip
 
 
+#: A message's standing whenever a tracker may have found it due, and the offset before which that was.
+_Moments = list[tuple[Standing, int]]
+
+
 class DueEnding(NamedTuple):
     """The end of a due message: kind of the fact, attempt, cause."""
 
@@ -97,7 +101,8 @@ def _judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
     report.message_expired += expired
     report.cancelled += fact.kind == CANCELLED and not expired
     report.abandoned += fact.kind == ABANDONED
-    _judge_by_log(evidence, trail, fact)
+    moments = _moments_due(trail, fact, evidence.logs[fact.log])
+    _judge_by_log(evidence, trail, fact, moments)
     limit = evidence.limit
     if fact.cause == "TOO_LARGE" and limit is not None and trail.size + _HEADER_ROOM_BYTES < limit:
         report.find("dead-letter", trail, f"{trail.size} bytes are not too large")
@@ -107,17 +112,16 @@ def _judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
     if asked is not None and not trail.said & asked and not is_resumed(evidence, trail, fact):
         report.find("unexplained", trail, f"{fact.cause} without a request")
     if fact.cause == "EXPIRED":
-        _judge_expiry(evidence, trail, fact)
+        _judge_expiry(evidence, trail, fact, moments)
     elif fact.kind == DELIVERED and trail.deliveries and len(evidence.may_be(trail.queue, "expires_after_ms")) > 1:
         # A consumer left the message with its tracker, and one that read it again delivered it: its offset was not
         # committed, and the setting was changed between the two reads.
         trail.why_expired = Why.NOT_COMMITTED
 
 
-def _judge_expiry(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
+def _judge_expiry(evidence: Evidence, trail: Trail, fact: TrackerFact, moments: _Moments) -> None:
     """Judge why a lease ended, and whether its holder noticed that, no later than the tracker."""
     report = evidence.report
-    moments = _moments_due(trail, fact, evidence.logs[fact.log])
     holder, until = (moments[0][0].holder, moments[0][1]) if moments else ("", fact.offset)
     read_again = any(offset >= until for offset, _, _ in trail.acquired)
     trail.why_expired = why_expired(evidence, trail, fact, holder, read_again=read_again)
@@ -151,13 +155,13 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
             report.find("fidelity", trail, f"dead letter {event['id']} {event['attempt']}")
 
 
-def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> list[tuple[Standing, int]]:
-    """Return a message's standing whenever a tracker may have found it due, and the offset before which that was.
+def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> _Moments:
+    """Return the moments at which a message was due, the most likely one first.
 
     The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
-    last one that fits the fact's cause comes first.
+    last one that fits the fact's cause counts.
     """
-    until, found = fact.offset, list[tuple[Standing, int]]()
+    until, found = fact.offset, _Moments()
     for offset, standing in reversed(trail.changes):
         if offset < fact.offset:
             seen, waits = log.tick_before(fact.holder, until), standing is not None and standing.state not in IN_ORDER
@@ -191,7 +195,7 @@ def _judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
         judged.ending(standing)
 
 
-def _judge_by_log(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
+def _judge_by_log(evidence: Evidence, trail: Trail, fact: TrackerFact, moments: _Moments) -> None:
     """Judge a fact in the log, without the tracker's own account of how it decided."""
     log = evidence.logs[fact.log]
     judged = _Judged(evidence, trail, fact, f"{trail} at {log.name}/{fact.offset}", None)
@@ -200,10 +204,9 @@ def _judge_by_log(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
         judged.find("before-own-tick", f"no TICK of {fact.holder} before")
         return
     # A request may have changed it between the decision and the fact; a RESCHEDULE also changes when it expires.
-    moments = [standing for standing, _ in _moments_due(trail, fact, log)]
-    judged.expiry(log, moments or [fact.before], tick, fact.offset)
+    judged.expiry(log, [standing for standing, _ in moments] or [fact.before], tick, fact.offset)
     if moments:
-        judged.ending(moments[0])
+        judged.ending(moments[0][0])
     else:
         judged.too_soon(trail.at(tick[0]), *tick)
 
