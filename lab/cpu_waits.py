@@ -102,28 +102,26 @@ class Starvation:
 
 
 class BrokerWatch:
-    """Records a pause of all processes when the broker's request threads wait for a CPU.
+    """Notices when the broker's request threads wait for a CPU, which is a pause of all processes.
 
     Args:
         threads: directory of the broker's threads, ``/proc/PID/task``.
         lease_s: the shortest lease.
-        pause: function that takes the start of each pause, on ``time.monotonic``; the pause ends with the call.
     """
 
-    def __init__(self, threads: Path, lease_s: float, pause: Callable[[float], None]) -> None:
+    def __init__(self, threads: Path, lease_s: float) -> None:
         self._threads = threads
         self._lease_s = lease_s
-        self._pause = pause
         self._readings: dict[str, Starvation] = {}
         self._looked_s = -_LOOK_INTERVAL_S
 
-    def look(self) -> None:
+    def look(self) -> float | None:
+        """Return the start of a pause that has lasted until now, on ``time.monotonic``; None if there was none."""
         if time.monotonic() < self._looked_s + _LOOK_INTERVAL_S:
-            return
+            return None
         self._looked_s = time.monotonic()
-        starved = [since_s for since_s in map(self._since_s, self._request_threads()) if since_s is not None]
-        if starved:
-            self._pause(min(starved))
+        starts_s = [since_s for since_s in map(self._since_s, self._request_threads()) if since_s is not None]
+        return min(starts_s, default=None)
 
     def _request_threads(self) -> list[Path]:
         try:

@@ -10,7 +10,7 @@ import time
 import uuid
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,8 +36,8 @@ ORDERED_SHARE, UNKEYED_SHARE, KEYS = 3, 7, 31
 #: High enough that faults alone cause no dead letters.
 MAX_ATTEMPTS = 100
 QUICK_BACKOFF = "backoff = { base = 0.1, factor = 2, max = 0.2, jitter = true }\n"
-#: Messages that the load sends per second, and in one step.
-RATE, STEP = 200, 20
+#: Messages that the load sends per second; steps per second, and the most messages of one.
+RATE, STEPS, STEP = 200, 10, 20
 #: Session timeout of workers and consumers, and so the length of a take-over after kill -9.
 SESSION_SECONDS = 6.0
 #: Default time limit of a wait.
@@ -194,14 +194,20 @@ class Stage:
         if self._load is not None:
             await self.until(self._load.done, "the load has ended")
 
-    async def send(self, rate: int = RATE, servers: str | None = None) -> None:
-        """Send at this rate, in messages a second."""
+    async def send(
+        self, rate: float = RATE, servers: str | None = None, messages: Iterable[Mapping[str, Any]] | None = None
+    ) -> None:
+        """Send at this rate, in messages a second, until the load ends.
+
+        ``messages`` has the arguments of :meth:`send_one` for each (default: none, for messages without end).
+        """
+        left, step = iter(messages or itertools.repeat({})), max(1, int(min(STEP, rate / STEPS)))
         async with marq.Producer(servers or self.servers, prefix=self.prefix) as producer:
             next_s = time.monotonic()
-            while self.sending:
-                await asyncio.gather(*[self.send_one(producer) for _ in range(STEP)])
+            while self.sending and (chosen := list(itertools.islice(left, step))):
+                await asyncio.gather(*[self.send_one(producer, **message) for message in chosen])
                 # The load does not catch up after an outage.
-                next_s = max(next_s + STEP / rate, time.monotonic() - 1)
+                next_s = max(next_s + step / rate, time.monotonic() - 1)
                 await asyncio.sleep(max(0, next_s - time.monotonic()))
 
     async def send_one(

@@ -40,16 +40,16 @@ def measure(bench: Bench, share: float = 1.0) -> Measurements:
 
     Raise SystemExit if a job failed, or its results differ from the truth.
     """
-    prefix, size = bench.prefix(), bench.size
+    client, size = bench.client, bench.size
     messages = math.ceil(size.messages * share / TURN) * TURN
-    client, topics = asyncio.run(bench.make_topics(prefix))
+    topics = asyncio.run(bench.make_topics())
     began = time.monotonic()
     partitions = (topics.messages_partitions, topics.markers_partitions)
     history = SyntheticHistory(bench.servers, client.names, *partitions, size.value_bytes)
     history.write(messages)
     truth = history.truth
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
-    data = bench.folder / prefix
+    data = bench.folder / client.names.prefix
     measurements: Measurements = {"markers": truth.rows["markers"]}
     output: dict[str, str] = {}
     for job, *options in AUDIT_JOBS:

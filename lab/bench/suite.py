@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
@@ -32,11 +32,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lab.bench.client import fill
 from lab.program import START_SECONDS, BenchClient, RunError, Worker
 from lab.report import terminal_table
 from lab.topics import delete_topics
 from marq.kafka.topics import Topics, ensure_topics
 from marq.settings.client import ClientSettings
+from marq.wire.names import Names
 from marq_worker.broker import EmbeddedBroker, java
 from marq_worker.broker.downloads import VERSION as KAFKA_VERSION
 
@@ -58,7 +60,7 @@ RESULTS = Path(__file__).with_name("results")
 LIBRARIES = ("aiokafka", "confluent-kafka", "faust-streaming", "rocksdict", "aio-pika", "pyspark")
 #: Width of tables in a log.
 LOG_COLUMNS = 140
-#: Gives each worker of a prefix its own log.
+#: Gives each worker of a namespace its own log.
 _numbers = count(1)
 
 
@@ -117,9 +119,9 @@ class Size:
 
 @dataclass
 class Bench:
-    """The environment of a measurement: a running broker, a folder for data, the size, and progress output.
+    """The environment of one measurement: a running broker, a folder for data, the size, and progress output.
 
-    Its processes run until :meth:`end_processes` or :meth:`clear`.
+    Its processes run until :meth:`end_processes` or :meth:`clear`, which also deletes its topics.
     """
 
     servers: str
@@ -127,32 +129,43 @@ class Bench:
     size: Size
     say: Say
     broker: EmbeddedBroker
-    _prefixes: list[str] = field(default_factory=list)
-    _processes: ExitStack = field(default_factory=ExitStack)
+    _processes: ExitStack = field(default_factory=ExitStack, init=False)
+    _topics: ExitStack = field(default_factory=ExitStack, init=False)
 
-    def prefix(self) -> str:
-        """Return a prefix for the topics of one measurement; `clear` deletes them."""
-        self._prefixes.append(f"bench-{uuid.uuid4().hex[:10]}")
-        return self._prefixes[-1]
+    @cached_property
+    def client(self) -> ClientSettings:
+        """The settings of clients in a namespace that only this measurement uses."""
+        client = ClientSettings.read(self.servers, {"prefix": f"bench-{uuid.uuid4().hex[:10]}"}, environment={})
+        self._topics.callback(self._delete, client)
+        return client
 
-    def start_worker(self, prefix: str, machine: str = "first", **settings: str) -> Worker:
+    @property
+    def names(self) -> Names:
+        return self.client.names
+
+    @property
+    def namespace(self) -> tuple[str, str]:
+        """The broker's address and the prefix: the first arguments of most clients."""
+        return self.servers, self.names.prefix
+
+    def start_worker(self, machine: str = "first", **settings: str) -> Worker:
         """Start a worker; ``machine`` names its data directory, ``settings`` are further environment variables."""
         environment = {
             "MARQ_BOOTSTRAP_SERVERS": self.servers,
-            "MARQ_PREFIX": prefix,
+            "MARQ_PREFIX": self.names.prefix,
             "MARQ_CONNECT_TIMEOUT": str(START_SECONDS),
             # As on a machine where a worker has run before, modules are compiled.
             "PYTHONDONTWRITEBYTECODE": "",
             "PYTHONPYCACHEPREFIX": str(self.folder / "compiled"),
             **settings,
         }
-        name = f"{prefix}-{next(_numbers)}"
-        worker = Worker(name, self.folder, environment, data=self.folder / prefix / machine)
+        name, data = f"{self.names.prefix}-{next(_numbers)}", self.folder / self.names.prefix / machine
+        worker = Worker(name, self.folder, environment, data=data)
         return self._processes.enter_context(worker)
 
-    def worker(self, prefix: str, **settings: str) -> Worker:
+    def worker(self, **settings: str) -> Worker:
         """Start a worker like :meth:`start_worker`, and wait until it owns all partitions."""
-        worker = self.start_worker(prefix, **settings)
+        worker = self.start_worker(**settings)
         worker.wait_until_owner()
         return worker
 
@@ -163,15 +176,19 @@ class Bench:
             client.read()
         return clients
 
+    def fill(self, messages: int = 0, keys: int = 0) -> None:
+        """Fill the queue like :func:`lab.bench.client.fill`; with all messages of the size by default."""
+        asyncio.run(fill(*self.namespace, messages or self.size.messages, self.size.value_bytes, keys))
+
     def end_processes(self) -> None:
         """End all workers, in an orderly way, and clients."""
         self._processes.close()
 
-    async def make_topics(self, prefix: str, partitions: int = 0, **options: int) -> tuple[ClientSettings, Topics]:
-        """Create the topics of a namespace, including the changelog."""
-        settings: Mapping[str, Any] = {"prefix": prefix, "partitions": partitions or self.size.partitions, **options}
-        client = ClientSettings.read(self.servers, settings, environment={})
-        return client, await ensure_topics(client, changelog=True)
+    async def make_topics(self, partitions: int = 0, markers_partitions: int = 0) -> Topics:
+        """Create the topics of the namespace, including the changelog."""
+        messages = partitions or self.size.partitions
+        client = replace(self.client, partitions=messages, markers_partitions=markers_partitions or messages)
+        return await ensure_topics(client, changelog=True)
 
     @property
     def broker_pid(self) -> int:
@@ -184,14 +201,14 @@ class Bench:
         return sum(file.stat().st_size for file in files)
 
     def clear(self) -> None:
-        """End all processes; delete the topics and folders of all prefixes."""
+        """End all processes; delete the topics and the folder of the namespace."""
         self.end_processes()
-        while self._prefixes:
-            prefix = self._prefixes.pop()
-            shutil.rmtree(self.folder / prefix, ignore_errors=True)
-            settings = ClientSettings.read(self.servers, {"prefix": prefix}, environment={})
-            if failure := asyncio.run(delete_topics(settings)):
-                raise RunError(failure)
+        self._topics.close()
+
+    def _delete(self, client: ClientSettings) -> None:
+        shutil.rmtree(self.folder / client.names.prefix, ignore_errors=True)
+        if failure := asyncio.run(delete_topics(client)):
+            raise RunError(failure)
 
 
 System = Callable[[Bench], Measurements]
@@ -243,6 +260,8 @@ def measure(row: BenchRow, folder: Path, size: Size, say: Say) -> RowOutcome:
     outcome = RowOutcome(row)
     began = time.monotonic()
     say(f"{row.name}: {row.what}")
+    # Whichever program creates the topics of a measurement, unless the row creates them itself.
+    os.environ["MARQ_PARTITIONS"] = str(size.partitions)
     try:
         with EmbeddedBroker(heap=BROKER_HEAP, properties={**BROKER_PROPERTIES, **row.broker_properties}) as broker:
             scaled = replace(size, messages=round(size.messages * row.of_messages))
@@ -275,6 +294,8 @@ def _take_turns(outcome: RowOutcome, bench: Bench) -> None:
 def _once(outcome: RowOutcome, bench: Bench, name: str) -> Measurements | None:
     if name in outcome.skipped:
         return None
+    # Each measurement has a namespace of its own.
+    bench = replace(bench)
     try:
         return outcome.row.systems[name](bench)
     except Skipped as why:

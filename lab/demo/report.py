@@ -14,10 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from lab.audit import Audit
-from lab.proof.causes import Why
 from lab.proof.checker import judge
 from lab.proof.evidence import gather
-from lab.proof.findings import Report, told
+from lab.proof.findings import Report, Why, told
 from lab.proof.history import Event
 from lab.report import terminal_table
 

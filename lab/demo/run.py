@@ -136,7 +136,7 @@ class DemoRun(Stage):
         self._display = display
         self._broker = broker
         threads = Path(f"/proc/{broker.pid if broker is not None else None}/task")
-        self._broker_watch = BrokerWatch(threads, plan.lease_seconds, self._note_slow_broker)
+        self._broker_watch = BrokerWatch(threads, plan.lease_seconds)
         self._began_s = time.monotonic()
         self._sent = self._owned = 0
         #: The content of each record that was delivered and not acknowledged yet, and all that was acknowledged: a
@@ -273,10 +273,6 @@ class DemoRun(Stage):
         if self._broker is not None and not self._broker.running:
             raise RunError(self._broker.why_it_ended())
 
-    def _note_slow_broker(self, since_s: float) -> None:
-        self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
-        self.note("ok", "pause", target=EVERYBODY)
-
     def take(self, event: Event) -> None:
         super().take(event)
         if event["op"] == "deliver":
@@ -291,7 +287,9 @@ class DemoRun(Stage):
 
     def look(self) -> None:
         self._check_broker()
-        self._broker_watch.look()
+        if (since_s := self._broker_watch.look()) is not None:
+            self.note("invoke", "pause", target=EVERYBODY, at_ms=since_s * 1000)
+            self.note("ok", "pause", target=EVERYBODY)
         super().look()
         self._display.show(sent=self._sent, acked=self._acked)
         # Does not wait for the answer.

@@ -14,7 +14,7 @@ import shutil
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -36,7 +36,7 @@ from lab.faults.mix import mix
 from lab.faults.scenario import Scenario, Step, begin
 from lab.program import Program, RunError
 from lab.proof.evidence import EVERYBODY
-from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, STEP, Stage
+from lab.stage import QUEUE, QUICK_BACKOFF, SESSION_SECONDS, Stage
 from marq.dead_letters.dead_letters import DeadLetters
 from marq.kafka.connection import admin_client
 from marq.settings.limits import Limits
@@ -700,14 +700,13 @@ DELAYS = [
 LIMITED_RATE, TENANTS = 30, (0, 1, 2, 3, 4, 4)
 
 
-async def tenants_send(stage: Stage) -> None:
-    """Send messages of several keys."""
-    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-        for tenant in itertools.cycle(TENANTS):
-            if not stage.sending:
-                return
-            await stage.send_one(producer, QUEUE, ordering_key=f"tenant-{tenant}")
-            await asyncio.sleep(1 / LIMITED_RATE)
+def of_key(key: str) -> dict[str, str]:
+    """Return the arguments of a message of a queue with limits or fairness."""
+    return {"queue": QUEUE, "ordering_key": key}
+
+
+def tenants_send(stage: Stage) -> Coroutine[Any, Any, None]:
+    return stage.send(LIMITED_RATE, messages=(of_key(f"tenant-{tenant}") for tenant in itertools.cycle(TENANTS)))
 
 
 def limited(name: str, lines: str, *options: str) -> Scenario:
@@ -733,10 +732,8 @@ def fair(name: str, *options: str) -> Scenario:
     """Return a row in which consumers of a queue with ``fair`` are killed while thousands of messages of a key wait."""
     options = ("--at-once=4", "--work=0.1", "--manner=patient", *options)
 
-    async def flood(stage: Stage) -> None:
-        async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-            for _ in range(FLOOD // STEP):
-                await asyncio.gather(*[stage.send_one(producer, QUEUE, ordering_key="flood") for _ in range(STEP)])
+    def flood(stage: Stage) -> Awaitable[None]:
+        return stage.send(math.inf, messages=itertools.repeat(of_key("flood"), FLOOD))
 
     async def turns_are_taken(stage: Stage) -> None:
         counts = turns_of_others(stage.events, QUEUE, "flood")
@@ -758,15 +755,10 @@ PRIORITIES = {URGENT: 9, LOWER: 1}
 LOWER_SHARE, MOST_AHEAD, PREFERRED = 5, 100, 6
 
 
-async def levels_send(stage: Stage, count: float = math.inf, rate: float = math.inf) -> None:
+def levels_send(stage: Stage, rate: float = math.inf, count: int | None = None) -> Coroutine[Any, Any, None]:
     """Send this many messages to both queues, or until the load ends."""
-    sent = 0
-    async with marq.Producer(stage.servers, prefix=stage.prefix) as producer:
-        while stage.sending and sent < count:
-            sent += STEP
-            queues = [LOWER if number % LOWER_SHARE == 0 else URGENT for number in range(STEP)]
-            await asyncio.gather(*[stage.send_one(producer, queue) for queue in queues])
-            await asyncio.sleep(STEP / rate)
+    queues = itertools.cycle([LOWER, *[URGENT] * (LOWER_SHARE - 1)])
+    return stage.send(rate, messages=({"queue": queue} for queue in itertools.islice(queues, count)))
 
 
 def prioritised(name: str, *options: str) -> Scenario:

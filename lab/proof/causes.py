@@ -1,4 +1,4 @@
-"""Why a lease ran out, and why a message was delivered more than once: by the numbers of docs/guarantees.md.
+"""Why a lease ran out, and why a message was delivered more than once.
 
 An explanation needs evidence in the history: a fault that hit the consumer, or a write that failed or took too long.
 The end of a lease alone is not evidence. A duplicate without evidence violates the guarantees.
@@ -6,28 +6,10 @@ The end of a lease alone is not evidence. A duplicate without evidence violates 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from enum import IntEnum
+from collections.abc import Sequence
 
 from lab.proof.evidence import ACK, EVERYBODY, Evidence, TrackerFact, Trail
-from lab.proof.fold import Key
-
-
-class Why(IntEnum):
-    """Numbers in "Every cause of a duplicate", docs/guarantees.md."""
-
-    KILLED = 1
-    LEASE_ENDED = 2
-    ACK_TOO_LATE = 3
-    ACK_BEHIND_COPY = 4
-    NOT_COMMITTED = 5
-    ABORTED_COPY = 6
-    SENT_AGAIN = 7
-    OFFSETS_LOST = 8
-    MOVED = 9
-    CLOCK = 11
-    TAKEN_BY_LATE_MARKER = 13
-
+from lab.proof.findings import Why
 
 #: Faults that may keep a process from renewing in time.
 _HINDRANCES = {"pause", "cut"}
@@ -35,8 +17,11 @@ _HINDRANCES = {"pause", "cut"}
 _INTERRUPTIONS = {"stop", "revoke"}
 
 
-def why_expired(evidence: Evidence, trail: Trail, fact: TrackerFact, holder: str) -> Why | None:
-    """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided."""
+def why_expired(evidence: Evidence, trail: Trail, fact: TrackerFact, holder: str, *, read_again: bool) -> Why | None:
+    """Return why a holder's lease ran out, by the faults and failed writes until the tracker decided.
+
+    ``read_again``: whether a consumer acquired the message after that.
+    """
     decided = [decision.number for decision in trail.decisions if decision.holder == fact.holder]
     until = max(decided, default=fact.number)
     process = evidence.process_of.get(holder, "")
@@ -45,7 +30,7 @@ def why_expired(evidence: Evidence, trail: Trail, fact: TrackerFact, holder: str
         return Why.KILLED
     in_hand = any(delivery.holder == holder for delivery in trail.deliveries)
     if is_hindered(trail, befell) or (not in_hand and befell & _INTERRUPTIONS):
-        return _cause(trail, fact, in_hand)
+        return _cause(trail, fact, in_hand, read_again)
     return Why.CLOCK if "clock" in evidence.befell(fact.log, EVERYBODY, until=until) else None
 
 
@@ -54,7 +39,7 @@ def _taken_at(trail: Trail, holder: str) -> int:
 
     If a client does not record its ACQUIREs, only the log has them, and the event of a delivery may come first.
     """
-    requests = [number for number, taker in trail.acquires if taker == holder]
+    requests = trail.requested("acquire", holder=holder)
     deliveries = [delivery.number for delivery in trail.deliveries if delivery.holder == holder]
     markers = [number for _, number, taker in trail.acquired if taker == holder]
     return min(requests or [*deliveries, *markers], default=min(trail.events))
@@ -62,12 +47,12 @@ def _taken_at(trail: Trail, holder: str) -> int:
 
 def is_hindered(trail: Trail, befell: set[str]) -> bool:
     """Whether a holder could not renew in time: by its process's faults, failed or slow writes, or a handler."""
-    troubled = trail.troubled or trail.unanswered or trail.slowest_ms * 4 > trail.lease_ms
+    troubled = trail.unconfirmed or trail.slowest_ms * 4 > trail.lease_ms
     return bool(befell & _HINDRANCES or troubled or trail.hung)
 
 
-def _cause(trail: Trail, fact: TrackerFact, in_hand: bool) -> Why:
-    if trail.read_again:
+def _cause(trail: Trail, fact: TrackerFact, in_hand: bool, read_again: bool) -> Why:
+    if read_again:
         return Why.NOT_COMMITTED
     if not in_hand:
         return Why.TAKEN_BY_LATE_MARKER if trail.deliveries else Why.NOT_COMMITTED
@@ -90,28 +75,22 @@ def why_read_again(evidence: Evidence, trail: Trail) -> Why | None:
     if "offsets" in evidence.befell(f"queue {trail.queue}", EVERYBODY):
         return Why.OFFSETS_LOST
     # A group delivers a record once, even if its queue has moved meanwhile.
-    return Why.MOVED if trail.queue in evidence.moved and len(trail.groups) == len(trail.deliveries) else None
+    groups = {delivery.group for delivery in trail.deliveries}
+    return Why.MOVED if trail.queue in evidence.moved and len(groups) == len(trail.deliveries) else None
 
 
-def why_delivered_again(
-    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
-) -> list[Why]:
-    """Return a cause for each delivery of a message that may have been one too many.
-
-    ``expiries`` says why the leases of records ran out, ``read_again`` why some were delivered more than once.
-    """
-    found: list[Why] = []
+def why_delivered_again(trails: Sequence[Trail]) -> list[Why]:
+    """Return a cause for each delivery of a message that may have been one too many."""
+    causes: list[Why] = []
     for trail in trails:
-        if trail.key in read_again:
-            found += [read_again[trail.key]] * (len(trail.deliveries) - 1)
+        if trail.why_delivered_twice is not None:
+            causes += [trail.why_delivered_twice] * (len(trail.deliveries) - 1)
         if not trail.began and trail.deliveries and not trail.committed:
-            found.append(Why.ABORTED_COPY)
-    return found + [expiries[trail.key] for trail in trails if trail.key in expiries]
+            causes.append(Why.ABORTED_COPY)
+    return causes + [trail.why_expired for trail in trails if trail.why_expired is not None]
 
 
-def why_done_and_dead(
-    trails: Sequence[Trail], expiries: Mapping[Key, Why], read_again: Mapping[Key, Why]
-) -> Why | None:
+def why_done_and_dead(trails: Sequence[Trail]) -> Why | None:
     """Return why a message is dead although a handler finished it; None if the history does not show it.
 
     A redelivery of an aborted transaction has its own end. Otherwise no ack came in time, or the ack came for a record
@@ -119,5 +98,5 @@ def why_done_and_dead(
     """
     if any(trail.acquired and not trail.committed for trail in trails):
         return Why.ABORTED_COPY
-    finished = [trail.key for trail in trails if trail.said & ACK]
-    return next((why[key] for key in finished for why in (expiries, read_again) if key in why), None)
+    finished = [trail for trail in trails if trail.said & ACK]
+    return next((why for trail in finished if (why := trail.why_expired or trail.why_delivered_twice)), None)

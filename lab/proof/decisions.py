@@ -14,7 +14,9 @@ from itertools import chain
 from math import inf
 from typing import NamedTuple
 
-from lab.proof.evidence import CLOCKS, Decision, Evidence, MarkersLog, TrackerFact, Trail
+from lab.proof.causes import why_expired
+from lab.proof.evidence import CLOCKS, REJECT, RELEASE, Decision, Evidence, MarkersLog, TrackerFact, Trail
+from lab.proof.findings import Why
 from lab.proof.fold import (
     ABANDONED,
     CANCELLED,
@@ -35,25 +37,30 @@ from lab.proof.fold import (
     Settings,
     Standing,
 )
+from lab.proof.key_order import is_resumed
 from marq.wire.names import is_synthetic
 
 #: Room for marq's headers: a redelivery must be smaller than the topic's limit by this much.
-HEADER_ROOM_BYTES = 1_024
+_HEADER_ROOM_BYTES = 1_024
 #: The expiry of a message that does not expire.
 NEVER = -1
 #: How long after its expiry a message may be delivered: a consumer checks it when it acquires it, and again while it
 #: waits in its buffer, but its process may be suspended.
 LATE_MS = 10_000
 #: The causes of dead letters whose messages the tracker can't deliver again.
-LOST_VALUES = ("TOO_LARGE", "GONE")
+_LOST_VALUES = ("TOO_LARGE", "GONE")
 #: The cause of the end of a message that is too old to be delivered.
-MESSAGE_EXPIRED = "MESSAGE_EXPIRED"
+_MESSAGE_EXPIRED = "MESSAGE_EXPIRED"
 #: How a due message ends by its state, and the cause; a redelivery only while attempts are left.
 _ENDINGS = {
     LEASED: (REDELIVERED, "EXPIRED"), RELEASED: (REDELIVERED, "RELEASED"), REJECTED: (DEAD_LETTERED, "REJECTED"),
     DELAYED: (DELIVERED, "DUE"), CANCELLED: (CANCELLED, "CANCELLED"), DISPATCHED: (ABANDONED, "EXPIRED"),
     EXHAUSTED: (DEAD_LETTERED, "RELEASED"),
 }  # fmt: skip
+
+
+#: A message's standing whenever a tracker may have found it due, and the offset before which that was.
+_Moments = list[tuple[Standing, int]]
 
 
 class DueEnding(NamedTuple):
@@ -74,18 +81,87 @@ def ending(standing: Standing, max_attempts: int) -> DueEnding:
     return DueEnding(DEAD_LETTERED, standing.attempt, cause)
 
 
-def decided_on(trail: Trail, fact: TrackerFact, log: MarkersLog) -> tuple[Standing, int] | None:
-    """Return a message's standing when a tracker found it due, and the offset before which that must have been.
+def judge_tracker(evidence: Evidence, trail: Trail) -> None:
+    """Judge what trackers decided about a record, and what they wrote about it."""
+    for decision in trail.decisions:
+        _judge_decision(evidence, trail, decision)
+    for fact in trail.facts[:1]:
+        _judge_fact(evidence, trail, fact)
+    for fact in trail.facts[1:]:
+        first = trail.facts[0]
+        evidence.report.find("fired-twice", trail, f"facts at {first.offset} and {fact.offset}")
+    _judge_deaths(evidence, trail)
+    _judge_expiry_of_deliveries(evidence, trail)
+
+
+def _judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
+    report = evidence.report
+    expired = fact.cause == _MESSAGE_EXPIRED
+    report.redelivered += trail.redelivery is not None
+    report.message_expired += expired
+    report.cancelled += fact.kind == CANCELLED and not expired
+    report.abandoned += fact.kind == ABANDONED
+    moments = _moments_due(trail, fact, evidence.logs[fact.log])
+    _judge_by_log(evidence, trail, fact, moments)
+    limit = evidence.limit
+    if fact.cause == "TOO_LARGE" and limit is not None and trail.size + _HEADER_ROOM_BYTES < limit:
+        report.find("dead-letter", trail, f"{trail.size} bytes are not too large")
+    if fact.cause == "GONE" and not evidence.is_removed(trail):
+        report.find("dead-letter", trail, "its record was not removed")
+    asked = {"RELEASED": RELEASE, "REJECTED": REJECT}.get(fact.cause)
+    if asked is not None and not trail.said & asked and not is_resumed(evidence, trail, fact):
+        report.find("unexplained", trail, f"{fact.cause} without a request")
+    if fact.cause == "EXPIRED":
+        _judge_expiry(evidence, trail, fact, moments)
+    elif fact.kind == DELIVERED and trail.deliveries and len(evidence.may_be(trail.queue, "expires_after_ms")) > 1:
+        # A consumer left the message with its tracker, and one that read it again delivered it: its offset was not
+        # committed, and the setting was changed between the two reads.
+        trail.why_expired = Why.NOT_COMMITTED
+
+
+def _judge_expiry(evidence: Evidence, trail: Trail, fact: TrackerFact, moments: _Moments) -> None:
+    """Judge why a lease ended, and whether its holder noticed that, no later than the tracker."""
+    report = evidence.report
+    holder, until = (moments[0][0].holder, moments[0][1]) if moments else ("", fact.offset)
+    read_again = any(offset >= until for offset, _, _ in trail.acquired)
+    trail.why_expired = why_expired(evidence, trail, fact, holder, read_again=read_again)
+    if trail.why_expired is None:
+        report.find("unexplained", trail, "its lease ended without a cause")
+    else:
+        report.expiries[int(trail.why_expired)] += 1
+    late = trail.acked_at is not None and trail.acked_at > fact.offset
+    # If it was read again after the decision, its consumer does not learn that its ACQUIRE has no effect.
+    clocks = evidence.befell(fact.log, evidence.process_of.get(holder, "")) & CLOCKS
+    if late and not read_again and holder in trail.settled_by and not clocks:
+        report.find("lease-not-noticed", trail, f"the copy stands at {fact.offset}, the ack at {trail.acked_at}")
+
+
+def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
+    report = evidence.report
+    dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
+    wanted = evidence.may_be(trail.queue, "dead_letter", default=True)
+    if any(fact.cause in (*_LOST_VALUES, _MESSAGE_EXPIRED) for fact in dead):
+        # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
+        wanted = {True}
+    name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
+    if len(trail.deaths) > len(dead) or (len(trail.deaths) < len(dead) and False not in wanted):
+        report.find(name, trail, f"{len(dead)} facts, {len(trail.deaths)} dead letters")
+    if trail.deaths and wanted == {False}:
+        report.find(name, trail, f"{trail.queue} keeps no dead letters")
+    for event in trail.deaths:
+        others = [fact.attempt for fact in dead if trail.queue in evidence.ordered or fact.cause == _MESSAGE_EXPIRED]
+        attempts = [trail.attempt, *others]
+        if event["id"] != trail.id or event["attempt"] != attempts[-1]:
+            report.find("fidelity", trail, f"dead letter {event['id']} {event['attempt']}")
+
+
+def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> _Moments:
+    """Return the moments at which a message was due, the most likely one first.
 
     The log may contain later markers and TICKs before the fact. So of all moments at which the message was due, the
     last one that fits the fact's cause counts.
     """
-    return next(iter(_moments_due(trail, fact, log)), None)
-
-
-def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> list[tuple[Standing, int]]:
-    """Return each moment at which the message was due, as in :func:`decided_on`: the most likely one first."""
-    until, found = fact.offset, list[tuple[Standing, int]]()
+    until, found = fact.offset, _Moments()
     for offset, standing in reversed(trail.changes):
         if offset < fact.offset:
             seen, waits = log.tick_before(fact.holder, until), standing is not None and standing.state not in IN_ORDER
@@ -96,13 +172,13 @@ def _moments_due(trail: Trail, fact: TrackerFact, log: MarkersLog) -> list[tuple
 
 
 def _fits(cause: str, state: str) -> bool:
-    if cause == MESSAGE_EXPIRED:
+    if cause == _MESSAGE_EXPIRED:
         return state in (LEASED, RELEASED, DELAYED)
     # A cancelled message is not redelivered, so its redelivery cannot be too large.
-    return cause == _ENDINGS[state][1] or (cause in LOST_VALUES and state != CANCELLED)
+    return cause == _ENDINGS[state][1] or (cause in _LOST_VALUES and state != CANCELLED)
 
 
-def judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
+def _judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
     """Judge what a tracker was about to do."""
     log, standing = evidence.log(fire.log), trail.at(fire.applied)
     judged = _Judged(evidence, trail, fire, f"{trail} at {log.name}/{fire.applied}", fire.version)
@@ -119,7 +195,7 @@ def judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
         judged.ending(standing)
 
 
-def judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
+def _judge_by_log(evidence: Evidence, trail: Trail, fact: TrackerFact, moments: _Moments) -> None:
     """Judge a fact in the log, without the tracker's own account of how it decided."""
     log = evidence.logs[fact.log]
     judged = _Judged(evidence, trail, fact, f"{trail} at {log.name}/{fact.offset}", None)
@@ -128,10 +204,9 @@ def judge_fact(evidence: Evidence, trail: Trail, fact: TrackerFact) -> None:
         judged.find("before-own-tick", f"no TICK of {fact.holder} before")
         return
     # A request may have changed it between the decision and the fact; a RESCHEDULE also changes when it expires.
-    moments = [standing for standing, _ in _moments_due(trail, fact, log)]
-    judged.expiry(log, moments or [fact.before], tick, fact.offset)
+    judged.expiry(log, [standing for standing, _ in moments] or [fact.before], tick, fact.offset)
     if moments:
-        judged.ending(moments[0])
+        judged.ending(moments[0][0])
     else:
         judged.too_soon(trail.at(tick[0]), *tick)
 
@@ -146,7 +221,7 @@ class _Judged(NamedTuple):
     version: int | None
 
     def find(self, property_: str, text: str) -> None:
-        self.evidence.report.find(property_, f"{self.where}: {text}", self.trail.events)
+        self.evidence.report.find(property_, self.where, text, self.trail)
 
     def too_soon(self, standing: Standing | None, applied: int, clock_ms: int) -> None:
         """Report that a message was not open, or not due; if it was due before a change, name that."""
@@ -173,7 +248,7 @@ class _Judged(NamedTuple):
         limits = self.evidence.may_be(self.trail.queue, "max_attempts", DEFAULT_LIMIT, self.version)
         endings = [ending(standing, limit) for limit in limits]
         kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
-        if cause == MESSAGE_EXPIRED:
+        if cause == _MESSAGE_EXPIRED:
             # A dead letter has the number of attempts before the one that it does not get any more.
             attempts = {end.attempt - 1 for end in endings} if kind == DEAD_LETTERED else {standing.attempt}
             if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt not in attempts:
@@ -182,7 +257,7 @@ class _Judged(NamedTuple):
             self.find("cancelled", stood)
         elif (kind == ABANDONED) != (standing.state == DISPATCHED):
             self.find("dispatched", stood)
-        elif cause in LOST_VALUES:
+        elif cause in _LOST_VALUES:
             if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
                 self.find("attempts", stood)
         elif made in endings:
@@ -203,11 +278,11 @@ class _Judged(NamedTuple):
         times_ms = list(chain.from_iterable(expiries))
         if self.made.kind in COPIED and tick[1] >= max(times_ms):
             self.find("expired", f"sent at {tick[1]}, expired at {max(times_ms)}")
-        if self.made.cause == MESSAGE_EXPIRED and log.clock.latest(tick[0], until + 1, -1) < min(times_ms):
+        if self.made.cause == _MESSAGE_EXPIRED and log.clock.latest(tick[0], until + 1, -1) < min(times_ms):
             self.find("expired", f"ended at {tick[1]}, but expires at {min(times_ms)}")
 
 
-def judge_expiry_of_deliveries(evidence: Evidence, trail: Trail) -> None:
+def _judge_expiry_of_deliveries(evidence: Evidence, trail: Trail) -> None:
     """Judge that no handler got a message long after it had expired."""
     log = evidence.logs.get(trail.log)
     if log is None or evidence.befell(log.name) & CLOCKS:
@@ -215,8 +290,7 @@ def judge_expiry_of_deliveries(evidence: Evidence, trail: Trail) -> None:
     latest_ms = max(_expiries_ms(evidence, trail, None))
     for delivery in trail.deliveries:
         if delivery.log_end is not None and delivery.time_ms >= latest_ms + LATE_MS:
-            text = f"{trail}: delivered at {delivery.time_ms}, expired at {latest_ms}"
-            evidence.report.find("expired", text, trail.events)
+            evidence.report.find("expired", trail, f"delivered at {delivery.time_ms}, expired at {latest_ms}")
 
 
 def _expiries_ms(

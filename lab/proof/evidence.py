@@ -13,10 +13,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf
 from sys import intern
 from typing import Any, NamedTuple
 
-from lab.proof.findings import Report
+from lab.proof.findings import Report, Why
 from lab.proof.fold import FACTS, REDELIVERED, Fold, Key, Settings, Standing, acquires_of
 from lab.proof.history import IN_RECORD, UNREADABLE, Event
 from marq.wire.dead_letter_notes import Disposition
@@ -47,6 +48,7 @@ class HandlerDelivery(NamedTuple):
     attempt: int = 1
     log_end: int | None = None
     time_ms: int = -1
+    group: str = ""
 
 
 class TrackerFact(NamedTuple):
@@ -105,9 +107,12 @@ class SendCall:
     #: The queue, or the topic that queues name.
     to: str
     content: str
-    numbers: list[int]
+    events: list[int]
     outcome: str = "unknown"
     record: str = ""
+
+    def __str__(self) -> str:
+        return self.message
 
 
 @dataclass(slots=True, eq=False)
@@ -142,13 +147,9 @@ class Trail:
     events: list[int] = field(default_factory=list)
     #: Contents in other events that differ or may differ, with the event's number.
     contents: tuple[tuple[int, str], ...] = ()
-    #: Event and holder of each ACQUIRE that was sent; the deliveries; and their groups.
-    acquires: tuple[tuple[int, str], ...] = ()
+    #: Event, holder and operation of each request of a client to acquire, end or release it; and the deliveries.
+    requests: tuple[tuple[int, str, str], ...] = ()
     deliveries: tuple[HandlerDelivery, ...] = ()
-    groups: tuple[str, ...] = ()
-    #: The first event that asks to end or release it; and event and holder of each RELEASE and REJECT.
-    finish_at: int | None = None
-    gave_up: tuple[tuple[int, str], ...] = ()
     #: Bits: requests of clients, confirmations to clients, and markers in the log.
     said: int = 0
     confirmed: int = 0
@@ -157,9 +158,8 @@ class Trail:
     settled_by: tuple[str, ...] = ()
     #: The event that reports its DISPATCH as durable.
     spent_at: int | None = None
-    #: Writes that failed or have an unknown outcome; writes without an answer; and the time of the slowest.
-    troubled: int = 0
-    unanswered: int = 0
+    #: Writes that failed, or whose outcome is unknown; and the time of the slowest.
+    unconfirmed: int = 0
     slowest_ms: int = 0
     hung: bool = False
     #: Whether its deduplication id was accepted before.
@@ -170,15 +170,17 @@ class Trail:
     changes: list[tuple[int, Standing | None]] = field(default_factory=list)
     acked_at: int | None = None
     facts: tuple[TrackerFact, ...] = ()
-    #: Offset, event and holder of each ACQUIRE in the log; and whether one came after the tracker had decided.
+    #: Offset, event and holder of each ACQUIRE in the log.
     acquired: tuple[tuple[int, int, str], ...] = ()
-    read_again: bool = False
     decisions: tuple[Decision, ...] = ()
     deaths: tuple[Event, ...] = ()
     #: Questions about it, the answers in the log, and the answers that callers received.
     questions: tuple[Question, ...] = ()
     answers: tuple[Told, ...] = ()
     told: tuple[Told, ...] = ()
+    #: Why its lease ran out, and why it was delivered more than once: known when it has been judged.
+    why_expired: Why | None = None
+    why_delivered_twice: Why | None = None
 
     def __str__(self) -> str:
         return f"{self.place} of {self.queue or 'any queue'}"
@@ -186,6 +188,10 @@ class Trail:
     @property
     def key(self) -> Key:
         return self.queue, self.place
+
+    def requested(self, *operations: str, holder: str | None = None) -> list[int]:
+        """Return the events by which clients, or one holder, asked for one of these operations."""
+        return [number for number, one, op in self.requests if op in operations and holder in (None, one)]
 
     @property
     def began(self) -> bool:
@@ -352,13 +358,8 @@ def last_standing(trail: Trail) -> Standing | None:
     return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
 
 
-def events_of(trails: Iterable[Trail]) -> list[int]:
-    """Return the numbers of the events about any of these trails."""
-    return [number for trail in trails for number in trail.events]
-
-
-#: Requests that may end a message.
-_FINISHING = (ACK, RELEASE, REJECT)
+#: Requests that a trail keeps: by these, a consumer acquires a message, and ends or releases it.
+_KEPT = ("acquire", "ack", "release", "reject")
 
 
 class Evidence:
@@ -389,8 +390,7 @@ class Evidence:
         self.resumes: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
         #: The markers log of each source.
         self.log_of: dict[str, str] = {}
-        #: Where logs begin after retention, and since which event; and the records that consumers reported as skipped.
-        self.starts: dict[str, int] = {}
+        #: Where logs begin after retention, each with its event; and the records that consumers reported as skipped.
         self.truncations: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.skipped: dict[str, list[tuple[int, int]]] = defaultdict(list)
         self.limit: int | None = None
@@ -415,12 +415,17 @@ class Evidence:
                 raise ValueError(f"unknown op {event['op']!r}")
             handle(event)
         except (KeyError, TypeError, ValueError) as error:
-            self.report.find("malformed", f"event {self.number}: {error!r}", [self.number])
+            self.report.find("malformed", f"event {self.number}", repr(error), events=[self.number])
         self.number += 1
 
     def is_purged_unread(self, trail: Trail) -> bool:
         """Return whether a purge ended a record that no consumer had acquired."""
         return not trail.changes and trail.offset < self.purges.get((trail.queue, trail.source), 0)
+
+    def is_removed(self, trail: Trail, until: float = inf) -> bool:
+        """Return whether retention removed a record before an event."""
+        truncations = self.truncations.get(trail.source, ())
+        return any(number < until and start > trail.offset for number, start in truncations)
 
     def befell(self, *names: str, since: int = 0, until: int | None = None) -> set[str]:
         """Return the faults that hit processes, logs, or queues' groups between two events, or ever."""
@@ -437,7 +442,7 @@ class Evidence:
             self._open_calls[process, message] = call
             return
         call = self._open_calls.pop((process, message))
-        call.numbers.append(self.number)
+        call.events.append(self.number)
         call.outcome, call.record = event["type"], event.get("record", "")
 
     def _named(self, event: Event) -> Iterable[Trail]:
@@ -456,8 +461,8 @@ class Evidence:
 
     def _take_write(self, event: Event) -> None:
         """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
-        type_, bit = event["type"], BITS.get(event["op"], 0)
-        holder, number = intern(event["holder"]), self.number
+        type_, op = event["type"], intern(event["op"])
+        bit, holder, number = BITS.get(op, 0), intern(event["holder"]), self.number
         self.process_of.setdefault(holder, event["process"])
         self.told |= bit
         lost = set(event.get("lost", ()))
@@ -466,17 +471,13 @@ class Evidence:
             trail.events.append(number)
             if took_ms > trail.slowest_ms:
                 trail.slowest_ms = took_ms
-            trail.unanswered += 1 if type_ == "invoke" else -1
             if type_ == "invoke":
+                trail.unconfirmed += 1
                 trail.said |= bit
-                if bit == ACQUIRE:
-                    trail.acquires += ((number, holder),)
-                elif bit in _FINISHING:
-                    trail.finish_at = number if trail.finish_at is None else trail.finish_at
-                    trail.gave_up += ((number, holder),) if bit != ACK else ()
-            elif type_ != "ok":
-                trail.troubled += 1
-            else:
+                if op in _KEPT:
+                    trail.requests += ((number, holder, op),)
+            elif type_ == "ok":
+                trail.unconfirmed -= 1
                 trail.confirmed |= bit
                 if bit == DISPATCH and trail.spent_at is None:
                     trail.spent_at = number
@@ -497,10 +498,9 @@ class Evidence:
     def _take_deliver(self, event: Event) -> None:
         trail = self._trail_of(event, event["record"])
         trail.events.append(self.number)
-        place = event.get("log_end"), event.get("time_ms", -1)
-        trail.deliveries += (HandlerDelivery(self.number, intern(event["holder"]), event.get("attempt", 1), *place),)
-        if event["group"] not in trail.groups:
-            trail.groups += (intern(event["group"]),)
+        holder, place = intern(event["holder"]), (event.get("log_end"), event.get("time_ms", -1))
+        delivery = HandlerDelivery(self.number, holder, event.get("attempt", 1), *place, intern(event["group"]))
+        trail.deliveries += (delivery,)
         trail.say_content(self.number, event["content"])
         self.process_of.setdefault(event["holder"], event["process"])
         self.report.delivered += 1
@@ -526,10 +526,10 @@ class Evidence:
         self.process_of.setdefault(event["holder"], event["process"])
         self._fenced_at[event["holder"], event["log"]] = event["fenced_at"]
         self.owners[event["log"]] += 1
-        start = self.starts.get(event["log"], 0)
+        start = max((start for _, start in self.truncations.get(event["log"], ())), default=0)
         if event.get("position", start) < start:
-            text = f"{event['log']}: {event['process']} reads from {event['position']}, the log begins at {start}"
-            self.report.find("position-lost", text, [self.number])
+            text = f"{event['process']} reads from {event['position']}, the log begins at {start}"
+            self.report.find("position-lost", event["log"], text, events=[self.number])
 
     def _take_settings(self, event: Event) -> None:
         version = event["version"]
@@ -599,7 +599,6 @@ class Evidence:
             self.quarantined[event["origin"]].append(event["content"])
 
     def _take_truncate(self, event: Event) -> None:
-        self.starts[event["process"]] = event["offset"]
         self.truncations[event["process"]].append((self.number, event["offset"]))
 
     def _take_limit(self, event: Event) -> None:
@@ -623,7 +622,7 @@ class Evidence:
     def _take_marker(self, event: Event) -> None:
         log, kind = self.log(event["process"]), event["kind"]
         if event["offset"] <= log.applied:
-            self.report.find("malformed", f"{log.name}: {event['offset']} after {log.applied}", [self.number])
+            self.report.find("malformed", log.name, f"{event['offset']} after {log.applied}", events=[self.number])
             return
         if kind == UNREADABLE:
             log.unreadable[event["offset"]] = event["content"]

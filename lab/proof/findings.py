@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from enum import IntEnum
+from typing import Any, NamedTuple, Protocol
 
 from lab.proof.history import Event
 
@@ -14,6 +15,29 @@ from lab.proof.history import Event
 MAX_FINDINGS = 1_000
 #: Events that are printed for one finding.
 MAX_EVENTS = 60
+
+
+class Why(IntEnum):
+    """Numbers in "Every cause of a duplicate", docs/guarantees.md."""
+
+    KILLED = 1
+    LEASE_ENDED = 2
+    ACK_TOO_LATE = 3
+    ACK_BEHIND_COPY = 4
+    NOT_COMMITTED = 5
+    ABORTED_COPY = 6
+    SENT_AGAIN = 7
+    OFFSETS_LOST = 8
+    MOVED = 9
+    CLOCK = 11
+    TAKEN_BY_LATE_MARKER = 13
+
+
+class Subject(Protocol):
+    """Something that a finding is about: its text names it, and the numbers of its events show the finding."""
+
+    @property
+    def events(self) -> Sequence[int]: ...
 
 
 class Finding(NamedTuple):
@@ -60,18 +84,23 @@ class Report:
     duplicates: int = 0
     #: Dead letters of messages that had one already, without a redrive in between.
     dead_twice: int = 0
-    #: Duplicates, leases that ran out, and dead letters of messages that a handler finished, by the number of their
-    #: cause in docs/guarantees.md; for the last kind, 0 if the history does not show the cause.
+    #: Duplicates, leases that ran out, and dead letters of messages that a handler finished, by their cause; for the
+    #: last kind, 0 if the history does not show it.
     causes: Counter[int] = field(default_factory=Counter)
     expiries: Counter[int] = field(default_factory=Counter)
     done_and_dead: Counter[int] = field(default_factory=Counter)
     violations: Counter[str] = field(default_factory=Counter)
     findings: list[Finding] = field(default_factory=list)
 
-    def find(self, property_: str, text: str, events: list[int] | tuple[int, ...] = ()) -> None:
+    def find(
+        self, property_: str, subject: Subject | str, text: str, *others: Subject, events: Iterable[int] = ()
+    ) -> None:
+        """Note that a property does not hold for a subject, as its events, those of others, or further ones show."""
         self.violations[property_] += 1
         if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(Finding(property_, text, tuple(sorted(set(events)))))
+            shown = others if isinstance(subject, str) else (subject, *others)
+            numbers = {*events, *[number for one in shown for number in one.events]}
+            self.findings.append(Finding(property_, f"{subject}: {text}", tuple(sorted(numbers))))
 
     def summary(self) -> dict[str, Any]:
         """Return the counts, ready for JSON."""

@@ -12,8 +12,9 @@ from itertools import accumulate, pairwise
 from math import inf
 from typing import NamedTuple
 
-from lab.proof.causes import Why, is_hindered
-from lab.proof.evidence import CLOCKS, EVERYBODY, Evidence, HandlerDelivery, MarkersLog, TrackerFact, Trail
+from lab.proof.causes import is_hindered
+from lab.proof.evidence import CLOCKS, EVERYBODY, Evidence, HandlerDelivery, TrackerFact, Trail
+from lab.proof.findings import Why
 from lab.proof.fold import (
     CANCELLED,
     DELIVERED,
@@ -42,6 +43,10 @@ class _Moment(NamedTuple):
     def __str__(self) -> str:
         return f"{self.trail} (event {self.delivery.number}, log end {self.end})"
 
+    @property
+    def events(self) -> list[int]:
+        return self.trail.events
+
 
 def judge_lines(evidence: Evidence) -> None:
     lines: dict[tuple[str, str, str], list[Trail]] = {}
@@ -55,136 +60,120 @@ def judge_lines(evidence: Evidence) -> None:
     for trails in lines.values():
         trails.sort(key=lambda trail: trail.offset)
         if any(trail.deliveries for trail in trails):
-            _Line(evidence, trails).judge()
+            _judge_line(evidence, trails)
 
 
-class _Line:
-    """One line, with its records in the order of their offsets."""
+def _judge_line(evidence: Evidence, trails: Sequence[Trail]) -> None:
+    """Judge one line, whose records are in the order of their offsets."""
+    moments = [(delivery, index) for index, trail in enumerate(trails) for delivery in _deliveries(evidence, trail)]
+    moments.sort(key=lambda moment: moment[0].number)
+    ends = [_ended_at(trail) for trail in trails]
+    #: The latest end of all messages before each.
+    latest = list(accumulate(ends, max, initial=-1.0))
+    exact: list[_Moment] = []
+    for delivery, index in moments:
+        trail = trails[index]
+        end = delivery.log_end
+        moment = _Moment(delivery, trail, -1 if end is None else end)
+        if end is None or latest[index] >= end:
+            _judge_order(evidence, moment, trails[:index], end)
+        if end is None:
+            continue
+        # Its consumer may not know yet that a purge has ended messages in flight.
+        purged = trail.offset < evidence.purges_in_flight.get((trail.queue, trail.source), 0)
+        before = [standing for offset, standing in trail.changes if offset < end and standing is not None]
+        if not purged and any(standing.state == CANCELLED for standing in before):
+            evidence.report.find("cancelled", moment, "it was cancelled")
+        if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
+            evidence.report.find("order", moment, f"its consumer resumed after its end at {ends[index]}")
+        exact.append(moment)
+    _judge_exclusion(evidence, exact)
 
-    def __init__(self, evidence: Evidence, trails: Sequence[Trail]) -> None:
-        self._evidence = evidence
-        self._find = evidence.report.find
-        self._trails = trails
 
-    def judge(self) -> None:
-        moments = [
-            (delivery, index)
-            for index, trail in enumerate(self._trails)
-            for delivery in _deliveries(self._evidence, trail)
-        ]
-        moments.sort(key=lambda moment: moment[0].number)
-        ends = [_ended_at(trail) for trail in self._trails]
-        #: The latest end of all messages before each.
-        latest = list(accumulate(ends, max, initial=-1.0))
-        exact: list[_Moment] = []
-        for delivery, index in moments:
-            trail = self._trails[index]
-            end = delivery.log_end
-            moment = _Moment(delivery, trail, -1 if end is None else end)
-            if end is None or latest[index] >= end:
-                self._judge_order(moment, self._trails[:index], end)
-            if end is None:
-                continue
-            # Its consumer may not know yet that a purge has ended messages in flight.
-            purged = trail.offset < self._evidence.purges_in_flight.get((trail.queue, trail.source), 0)
-            before = [standing for offset, standing in trail.changes if offset < end and standing is not None]
-            if not purged and any(standing.state == CANCELLED for standing in before):
-                self._find("cancelled", f"{moment}: it was cancelled", trail.events)
-            if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
-                text = f"{moment}: its consumer resumed after its end at {ends[index]}"
-                self._find("order", text, trail.events)
-            exact.append(moment)
-        self._judge_exclusion(exact)
+# --- order ------------------------------------------------------------------------------------------------------------
 
-    def _log(self, trail: Trail) -> MarkersLog | None:
-        return self._evidence.logs.get(trail.log)
 
-    # --- order --------------------------------------------------------------------------------------------------------
+def _judge_order(evidence: Evidence, moment: _Moment, earlier: Sequence[Trail], end: int | None) -> None:
+    """Judge that each earlier message had ended, or that its end was asked for if the end of the log is unknown."""
+    for trail in earlier:
+        ended_at, requests = _ended_at(trail), trail.requested("ack", "release", "reject")
+        if end is None:
+            # The moment of an end that no client requested is unknown.
+            waits = requests[0] > moment.delivery.number if requests else ended_at == inf
+        else:
+            waits = ended_at >= end
+        if waits and not _excuse(evidence, trail, moment.delivery, end):
+            text = f"{trail} of its line ended at {ended_at}, its end was asked for by {requests[:1]}"
+            evidence.report.find("order", moment, text, trail)
 
-    def _judge_order(self, moment: _Moment, earlier: Sequence[Trail], end: int | None) -> None:
-        """Judge that each earlier message had ended, or that its end was asked for if the end of the log is unknown."""
-        for trail in earlier:
-            ended_at, waits = _ended_at(trail), True
-            if end is not None:
-                waits = ended_at >= end
-            elif trail.finish_at is not None:
-                waits = trail.finish_at > moment.delivery.number
-            else:
-                # The moment of an end that no client requested is unknown.
-                waits = ended_at == inf
-            if waits and not self._excuse(trail, moment.delivery, end):
-                text = f"{moment}: {trail} of its line ended at {ended_at}, its end was asked for by {trail.finish_at}"
-                self._find("order", text, [*trail.events, *moment.trail.events])
 
-    def _excuse(self, trail: Trail, delivery: HandlerDelivery, end: int | None) -> bool:
-        """Whether a delivery need not wait for an earlier message that has not ended."""
-        known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
-        # Open messages whose records are gone are redelivered behind all others.
-        excused = self._is_gone(trail, delivery) or self._evidence.is_purged_unread(trail)
-        return excused or not (known or trail.committed)
+def _excuse(evidence: Evidence, trail: Trail, delivery: HandlerDelivery, end: int | None) -> bool:
+    """Whether a delivery need not wait for an earlier message that has not ended."""
+    known = bool(trail.changes) and (end is None or trail.changes[0][0] < end)
+    # Open messages whose records are gone are redelivered behind all others.
+    excused = evidence.is_removed(trail, delivery.number) or evidence.is_purged_unread(trail)
+    return excused or not (known or trail.committed)
 
-    def _is_gone(self, trail: Trail, delivery: HandlerDelivery) -> bool:
-        """Whether retention had removed a record before a delivery."""
-        truncations = self._evidence.truncations.get(trail.source, ())
-        return any(number < delivery.number and start > trail.offset for number, start in truncations)
 
-    # --- exclusion ----------------------------------------------------------------------------------------------------
+# --- exclusion --------------------------------------------------------------------------------------------------------
 
-    def _judge_exclusion(self, moments: Sequence[_Moment]) -> None:
-        """Judge that no message of the line is delivered while one is in flight."""
-        in_flight: list[_Moment] = []
-        for moment in moments:
-            in_flight = [former for former in in_flight if not self._is_over(former, moment)]
-            for former in in_flight:
-                if not self._is_stale(moment):
-                    text = f"{moment}: {former} is in flight"
-                    self._find("exclusion", text, [*former.trail.events, *moment.trail.events])
-            if _held(moment.trail, moment.delivery.holder, moment.end) is not None:
-                # One violation is enough.
-                in_flight = [moment]
 
-    def _is_over(self, former: _Moment, now: _Moment) -> bool:
-        """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
-        trail, holder = former.trail, former.delivery.holder
-        log, standing = self._log(trail), _held(trail, holder, former.end)
-        if log is None or standing is None or self._is_lost(former, now) or self._is_gone(trail, now.delivery):
+def _judge_exclusion(evidence: Evidence, moments: Sequence[_Moment]) -> None:
+    """Judge that no message of the line is delivered while one is in flight."""
+    in_flight: list[_Moment] = []
+    for moment in moments:
+        in_flight = [former for former in in_flight if not _is_over(evidence, former, moment)]
+        for former in in_flight:
+            if not _is_stale(evidence, moment):
+                evidence.report.find("exclusion", moment, f"{former} is in flight", former)
+        if _held(moment.trail, moment.delivery.holder, moment.end) is not None:
+            # One violation is enough.
+            in_flight = [moment]
+
+
+def _is_over(evidence: Evidence, former: _Moment, now: _Moment) -> bool:
+    """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
+    trail, holder = former.trail, former.delivery.holder
+    log, standing = evidence.logs.get(trail.log), _held(trail, holder, former.end)
+    if log is None or standing is None or evidence.is_removed(trail, now.delivery.number):
+        return True
+    if _is_lost(evidence, former, now):
+        return True
+    gave_up = _gave_up(trail, former.delivery, now.delivery)
+    due_ms, since = standing.due_ms, former.end
+    for offset, standing in trail.changes:
+        if offset < former.end:
+            continue
+        if offset >= now.end:
+            break
+        if log.clock.latest(since, offset + 1, -1) >= due_ms or standing is None:
             return True
-        gave_up = _gave_up(trail, former.delivery, now.delivery)
-        due_ms, since = standing.due_ms, former.end
-        for offset, standing in trail.changes:
-            if offset < former.end:
-                continue
-            if offset >= now.end:
-                break
-            if log.clock.latest(since, offset + 1, -1) >= due_ms or standing is None:
-                return True
-            if standing.state not in _LEASED and (gave_up or standing.state != WAITING_IN_ORDER):
-                # WAITING_IN_ORDER without a request comes from an earlier release of its holder, written late.
-                return True
-            if standing.holder == holder and standing.state in _LEASED:
-                due_ms, since = standing.due_ms, offset
-        return log.clock.latest(since, now.end, now.delivery.time_ms) >= due_ms
+        if standing.state not in _LEASED and (gave_up or standing.state != WAITING_IN_ORDER):
+            # WAITING_IN_ORDER without a request comes from an earlier release of its holder, written late.
+            return True
+        if standing.holder == holder and standing.state in _LEASED:
+            due_ms, since = standing.due_ms, offset
+    return log.clock.latest(since, now.end, now.delivery.time_ms) >= due_ms
 
-    def _is_lost(self, former: _Moment, now: _Moment) -> bool:
-        """Whether the same process delivers the same message again, because its own clock says that the lease is over.
 
-        A RENEW of unknown outcome may have made the lease longer in the log.
-        """
-        processes = {self._evidence.process_of.get(moment.delivery.holder) for moment in (former, now)}
-        again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
-        if again and now.delivery.attempt == former.delivery.attempt:
-            again = not _is_started(now.trail, former.delivery, now.delivery)
-        return again and len(processes) == 1
+def _is_lost(evidence: Evidence, former: _Moment, now: _Moment) -> bool:
+    """Whether the same process delivers the same message again, because its own clock says that the lease is over.
 
-    def _is_stale(self, moment: _Moment) -> bool:
-        """Whether a consumer delivered a message without a lease, because of a clock."""
-        log = self._log(moment.trail)
-        standing = _held(moment.trail, moment.delivery.holder, moment.end)
-        if log is None:
-            return False
-        if standing is not None and log.clock.latest(moment.end, moment.end, moment.delivery.time_ms) < standing.due_ms:
-            return False
-        return _is_clock_wrong(self._evidence, moment.trail, moment.delivery)
+    A RENEW of unknown outcome may have made the lease longer in the log.
+    """
+    processes = {evidence.process_of.get(moment.delivery.holder) for moment in (former, now)}
+    again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
+    if again and now.delivery.attempt == former.delivery.attempt:
+        again = not _is_started(now.trail, former.delivery, now.delivery)
+    return again and len(processes) == 1
+
+
+def _is_stale(evidence: Evidence, moment: _Moment) -> bool:
+    """Whether a consumer delivered a message without a lease, because of a clock."""
+    delivery, trail, end = moment
+    log, standing = evidence.logs.get(trail.log), _held(trail, delivery.holder, end)
+    leased = standing is not None and log is not None and log.clock.latest(end, end, delivery.time_ms) < standing.due_ms
+    return log is not None and not leased and _is_clock_wrong(evidence, trail, delivery)
 
 
 def _deliveries(evidence: Evidence, trail: Trail) -> Sequence[HandlerDelivery]:
@@ -230,8 +219,7 @@ def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Seque
     for (queue, source, line), trails in lines.items():
         used = sources.get((queue, line, trails[0].topic), {source})
         if trails[0].line and used != {source}:
-            text = f"{trails[0]}: its ordering key is in {', '.join(sorted(used))}"
-            evidence.report.find("misplaced", text, trails[0].events)
+            evidence.report.find("misplaced", trails[0], f"its ordering key is in {', '.join(sorted(used))}")
 
 
 # --- redeliveries -----------------------------------------------------------------------------------------------------
@@ -243,28 +231,23 @@ def _judge_copies(evidence: Evidence, trail: Trail) -> None:
         early = (trail.began and trail.deliver_at_ms is not None) or trail.redriven or is_synthetic(trail.place)
         delayed = fact.kind == DELIVERED and early
         if fact.kind in (REDELIVERED, DELIVERED) and not is_resumed(evidence, trail, fact) and not delayed:
-            evidence.report.find("no-copy", f"{trail}: {fact.kind} at {fact.offset}", trail.events)
+            evidence.report.find("no-copy", trail, f"{fact.kind} at {fact.offset}")
     root = evidence.trails.get((trail.queue, trail.id))
     if root is None or root is trail or trail.redriven or is_synthetic(root.place):
         return
     if trail.line != root.line:
-        text = f"{trail}: its line is {trail.line}, of {root} {root.line}"
-        evidence.report.find("fidelity", text, [*root.events, *trail.events])
+        evidence.report.find("fidelity", trail, f"its line is {trail.line}, of {root} {root.line}", root)
 
 
 def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
-
-    def find(text: str) -> None:
-        evidence.report.find("attempts", f"{trail}: {text}", trail.events)
-
-    deliveries = _deliveries(evidence, trail)
+    deliveries, find = _deliveries(evidence, trail), evidence.report.find
     for former, delivery in pairwise(deliveries):
         again = _released(trail, former, delivery)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
         counted = _is_started(trail, former, delivery) if again is None else again.counted
         if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
-            find(f"attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}")
+            find("attempts", trail, f"attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}")
     for fact in trail.facts:
         # A consumer that asked before a late rejection may deliver the message after it.
         ended_at = max((offset for offset, _ in trail.changes if offset < fact.offset), default=-1)
@@ -272,12 +255,12 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         earlier = [one for one in trail.deliveries if one.log_end is None or one.log_end <= ended_at]
         most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
         if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
-            find(f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
+            find("attempts", trail, f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
     limits = evidence.may_be(trail.queue, "max_attempts")
     last = max((limit for limit in limits if limit is not None), default=inf)
     for delivery in deliveries:
         if not trail.attempt <= delivery.attempt <= max(last, trail.attempt):
-            find(f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
+            find("attempts", trail, f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
 
 
 def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:
@@ -323,7 +306,7 @@ def _is_uncounted(trail: Trail, delivery: HandlerDelivery) -> bool:
 
 def _gave_up(trail: Trail, former: HandlerDelivery, until: HandlerDelivery) -> bool:
     """Whether the holder of a delivery asked to release or reject the message, before another delivery."""
-    return any(holder == former.holder and former.number < number < until.number for number, holder in trail.gave_up)
+    return any(former.number < at < until.number for at in trail.requested("release", "reject", holder=former.holder))
 
 
 def redelivered_in_place(evidence: Evidence, trail: Trail) -> tuple[int, list[Why]]:
@@ -346,7 +329,7 @@ def _why(evidence: Evidence, trail: Trail, former: HandlerDelivery, delivery: Ha
         if not _is_clock_wrong(evidence, trail, delivery):
             return None
         return Why.CLOCK if evidence.befell(trail.log) & CLOCKS else Why.LEASE_ENDED
-    since = max([number for number, holder in trail.acquires if holder == former.holder], default=former.number)
+    since = max(trail.requested("acquire", holder=former.holder), default=former.number)
     names = (evidence.process_of.get(former.holder, ""), EVERYBODY)
     befell = evidence.befell(*names, since=min(since, former.number), until=delivery.number)
     if "kill" in befell:
@@ -368,7 +351,7 @@ def is_stranded(evidence: Evidence, trail: Trail, standing: Standing | None) -> 
     A message in order whose record is gone is redelivered when a consumer resumes its source at a later record.
     """
     if standing is not None:
-        gone = standing.state in IN_ORDER and trail.offset < evidence.starts.get(trail.source, 0)
+        gone = standing.state in IN_ORDER and evidence.is_removed(trail)
         return gone or bool(evidence.logs[trail.log].halted)
     # Never read, because its reader has to ask the tracker first; other queues of the source wait, too.
     log = evidence.logs.get(evidence.log_of.get(trail.source, ""))

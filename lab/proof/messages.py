@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 
-from lab.proof.causes import Why
-from lab.proof.evidence import Evidence, Question, SendCall, Told, Trail, events_of
-from lab.proof.findings import Report
+from lab.proof.evidence import Evidence, Question, SendCall, Told, Trail
+from lab.proof.findings import Report, Why
 from lab.proof.fold import CANCELLED, COPIED
 from marq.wire.markers import ANY_QUEUE
 
@@ -33,21 +32,21 @@ def judge_sends(evidence: Evidence) -> None:
             # Each call has a record of its own, even if the message is a duplicate.
             elif call.outcome == "ok" and (former := told.setdefault(call.record, call)) is not call:
                 report.lost += 1
-                text = f"{call.message}: its record {call.record} was told to the sender of {former.message}, too"
-                report.find("lost", text, [*former.numbers, *call.numbers])
+                text = f"its record {call.record} was told to the sender of {former}, too"
+                report.find("lost", call, text, former)
     records: Counter[str] = Counter()
     for place, trails in evidence.places.items():
         if began := [trail for trail in trails if trail.began]:
             match = told.get(place) or _unanswered(began, untold)
             if match is None:
-                report.find("from-nowhere", f"{began[0]}: it was not sent", events_of(began))
+                report.find("from-nowhere", began[0], "it was not sent", *began)
             else:
                 _compare(report, began, match)
                 records[match.message] += not began[0].duplicate
     for record, call in told.items():
         if not any(trail.id for trail in evidence.places.get(record, ())):
             report.lost += 1
-            report.find("lost", f"{call.message}: its record {record} is missing", call.numbers)
+            report.find("lost", call, f"its record {record} is missing")
     _judge_order(evidence, told.values())
     # Each is a message; for its user the second is a duplicate.
     if again := sum(count - 1 for count in records.values() if count):
@@ -66,20 +65,18 @@ def _compare(report: Report, trails: Sequence[Trail], call: SendCall) -> None:
     """Compare a call with its record, which began a message of each queue of its topic."""
     for trail in trails:
         if call.to not in (trail.topic, trail.queue) or call.content != trail.content:
-            text = f"{trail}: {trail.content}, but sent to {call.to}: {call.content}"
-            report.find("fidelity", text, [*call.numbers, *trail.events])
-        trail.events += call.numbers
+            report.find("fidelity", trail, f"{trail.content}, but sent to {call.to}: {call.content}", call)
+        trail.events += call.events
 
 
 def _judge_order(evidence: Evidence, calls: Collection[SendCall]) -> None:
     """Judge that the records of an ordering key are in the order of their sender's calls."""
     newest: dict[tuple[str, str, str, str], Trail] = {}
-    for call in sorted(calls, key=lambda call: call.numbers[0]):
+    for call in sorted(calls, key=lambda call: call.events[0]):
         for trail in evidence.places.get(call.record, ()):
             before = newest.get(line := (call.process, trail.queue, trail.line, trail.source)) if trail.line else None
             if before is not None and before.offset >= trail.offset:
-                text = f"{trail}: sent after {before} of its ordering key"
-                evidence.report.find("misordered", text, [*before.events, *trail.events])
+                evidence.report.find("misordered", trail, f"sent after {before} of its ordering key", before)
             elif trail.line:
                 newest[line] = trail
 
@@ -92,12 +89,10 @@ def judge_answers(report: Report, trail: Trail, trails: Sequence[Trail]) -> None
     for answer in trail.answers:
         if not _is_true(trail, answer, trails):
             asked = [question for question in trail.questions if question.holder == answer.holder]
-            text = f"{trail}: {answer.outcome} at {answer.offset}, questions: {asked}"
-            report.find("answered", text, events_of(trails))
+            report.find("answered", trail, f"{answer.outcome} at {answer.offset}, questions: {asked}", *trails)
     for told in trail.told:
         if wrong := _wrong(trail, told, trails):
-            text = f"{trail}: {told.kind} by {told.holder} was reported as {told.outcome}"
-            report.find(wrong, text, events_of(trails))
+            report.find(wrong, trail, f"{told.kind} by {told.holder} was reported as {told.outcome}", *trails)
 
 
 def _is_true(trail: Trail, answer: Told, trails: Sequence[Trail]) -> bool:
@@ -161,15 +156,14 @@ def judge_copies(report: Report, root: Trail, trails: Sequence[Trail]) -> None:
         copies[trail.attempt] += trail.committed
         copied, sent = (trail.content, trail.first_sent_ms), (root.content, root.time_ms)
         if copied != sent:
-            report.find("fidelity", f"{trail}: {copied}, {root}: {sent}", events_of([root, trail]))
+            report.find("fidelity", trail, f"{copied}, {root}: {sent}", root)
         if trail.queue not in queues:
-            report.find("misplaced", f"{trail}, a copy of {root}", trail.events)
+            report.find("misplaced", trail, f"a copy of {root}")
         told = errors.get(trail.attempt, {""})
         if trail.committed and not told & {"", trail.error}:
-            report.find("fidelity", f"{trail}: error {trail.error!r}, one of {told} was given", trail.events)
+            report.find("fidelity", trail, f"error {trail.error!r}, one of {told} was given")
     if facts != +copies:
-        text = f"{root}: facts of attempts {dict(facts)}, copies {dict(copies)}"
-        report.find("transaction", text, events_of(trails))
+        report.find("transaction", root, f"facts of attempts {dict(facts)}, copies {dict(copies)}", *trails)
 
 
 # --- deduplication ids ------------------------------------------------------------------------------------------------
@@ -180,7 +174,7 @@ def judge_duplicate(report: Report, trail: Trail) -> None:
     report.deduplicated += 1
     judge_answers(report, trail, [trail])
     if trail.decisions or trail.facts:
-        report.find("duplicate", f"{trail}: it was delivered", trail.events)
+        report.find("duplicate", trail, "it was delivered")
 
 
 def judge_ids(evidence: Evidence) -> None:
@@ -189,4 +183,4 @@ def judge_ids(evidence: Evidence) -> None:
     for name, log in evidence.logs.items():
         for own_id in log.ids:
             if (other := logs_of.setdefault(own_id, name)) != name:
-                evidence.report.find("duplicate", f"deduplication id {own_id} in {other} and {name}")
+                evidence.report.find("duplicate", f"deduplication id {own_id}", f"in {other} and {name}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,9 +16,10 @@ from lab.bench.compare import Tree
 from lab.bench.peers import drain
 from lab.bench.rows import restarts, throughput, tracker
 from lab.bench.rows.drain import RUN, native
-from lab.bench.suite import Bench, Size
+from lab.bench.suite import Bench, BenchRow, Measurements, Size, measure
 from lab.bench.synthetic_history import TURN
 from lab.program import ROOT, measured
+from marq.kafka.topics import ensure_topics
 from marq_worker.broker.embedded import EmbeddedBroker
 
 pytestmark = pytest.mark.verify
@@ -28,6 +30,21 @@ def bench(broker: EmbeddedBroker, tmp_path: Path) -> Iterator[Bench]:
     bench = Bench(broker.bootstrap_servers, tmp_path, Size(4_000, 1), print, broker)
     yield bench
     bench.end_processes()
+
+
+def test_topics_have_the_partitions_of_the_size_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MARQ_PARTITIONS", "1")
+
+    def partitions(bench: Bench) -> Measurements:
+        bench.fill()
+        topics = asyncio.run(ensure_topics(bench.client))
+        return {"messages": topics.messages_partitions, "markers": topics.markers_partitions}
+
+    outcome = measure(
+        BenchRow("row", "what", {"filled": partitions}, warm=0), tmp_path, Size(100, 1, partitions=3), print
+    )
+
+    assert outcome.runs == {"filled": [{"messages": 3, "markers": 3}]}, outcome.error
 
 
 @pytest.mark.parametrize("way", ["send_many", "send"])
@@ -54,7 +71,7 @@ def test_a_peer_drains_a_topic_and_its_topics_are_deleted(bench: Bench, peer: st
     # The client itself checks that each message came, and none twice.
     assert native(bench, peer)["rate"] > 0
 
-    prefix = bench._prefixes[0]
+    prefix = bench.names.prefix
     bench.clear()
     admin = AdminClient({"bootstrap.servers": bench.servers})
     assert not [topic for topic in admin.list_topics(timeout=60).topics if topic.startswith(prefix)]

@@ -114,7 +114,7 @@ def test_a_lost_message_is_named_with_its_events() -> None:
 
     assert code == 1
     assert "LOST: 1" in text
-    assert "marq.messages/0/0 of q is neither acknowledged nor dead" in text
+    assert "marq.messages/0/0 of q: neither acknowledged nor dead" in text
 
 
 def test_findings_are_listed_up_to_a_limit() -> None:

@@ -44,27 +44,21 @@ def test_a_system_without_this_count_has_none(tmp_path: Path) -> None:
 
 
 def test_only_the_request_threads_of_a_broker_are_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recorded: list[float] = []
-    watch = BrokerWatch(tmp_path, LEASE_S, recorded.append)
+    watch = BrokerWatch(tmp_path, LEASE_S)
     for number, name in enumerate(("data-plane-kafk", "C2 CompilerThre")):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "comm").write_text(f"{name}\n")
 
-    def look(now_s: float, **waits_s: float) -> list[float]:
+    def look(now_s: float, **waits_s: float) -> float | None:
         monkeypatch.setattr("lab.cpu_waits.time", SimpleNamespace(monotonic=lambda: now_s))
         for number, wait_s in enumerate(waits_s.values()):
             (tmp_path / str(number) / "schedstat").write_text(f"1 {wait_s * 1e9:.0f} 1")
-        watch.look()
-        return recorded
+        return watch.look()
 
-    assert look(10, requests=0, compiler=0) == []
-    assert look(13, requests=1, compiler=3) == []
-    assert look(14, requests=2, compiler=4) == [10]
+    assert look(10, requests=0, compiler=0) is None
+    assert look(13, requests=1, compiler=3) is None
+    assert look(14, requests=2, compiler=4) == 10
 
 
 def test_a_broker_that_is_gone_has_no_threads(tmp_path: Path) -> None:
-    recorded: list[float] = []
-
-    BrokerWatch(tmp_path / "gone", LEASE_S, recorded.append).look()
-
-    assert recorded == []
+    assert BrokerWatch(tmp_path / "gone", LEASE_S).look() is None

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 from functools import partial
 from typing import Any
 
 from lab.bench import peers
-from lab.bench.client import QUEUE, fill
+from lab.bench.client import QUEUE
 from lab.bench.peers import SHARE_PROPERTIES
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Skipped
 from lab.program import Worker, measured
 from lab.resources import Meter
-from marq.wire.names import Names
 
 #: Bars of ``run`` and ``run_batch``: the rate, divided by the confluent-kafka consumer group's and the share group's.
 LEAST_OF_GROUP, LEAST_OF_SHARE = 0.55, 0.45
@@ -32,33 +30,27 @@ NO_WORK: Work = (0, 1)
 TEN_MS: Work = (10, 1)
 
 
-def filled(bench: Bench) -> str:
-    """Fill a queue, and return the prefix of its topics."""
-    prefix, size = bench.prefix(), bench.size
-    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-    return prefix
-
-
 def marq(bench: Bench, way: str = "run", work: Work = NO_WORK, concurrency: int = 64) -> Measurements:
-    prefix = filled(bench)
-    return drained(bench, prefix, bench.worker(prefix), way, work, concurrency)
+    bench.fill()
+    return drained(bench, bench.worker(), way, work, concurrency)
 
 
-def drained(bench: Bench, prefix: str, worker: Worker, way: str, work: Work, concurrency: int) -> Measurements:
+def drained(bench: Bench, worker: Worker, way: str, work: Work, concurrency: int) -> Measurements:
     """Measure like :func:`marq`, but a queue that is already full, with a worker that is already running."""
     count = bench.size.messages
     meter = Meter({"tracker": [worker.pid], "broker": [bench.broker_pid]})
-    measurements = measured(peers.drain, "marq", bench.servers, prefix, count, *work, (way, concurrency))
+    measurements = measured(peers.drain, "marq", *bench.namespace, count, *work, (way, concurrency))
     worker.wait_until_drained(QUEUE, count)
     behind = max(0.0, time.time() - measurements["ended_at"])
     parts, peak = _parts(meter), {"worker_peak_mib": worker.memory_mib("worker")["worker_peak_mib"]}
-    return {**_client(measurements), "tracker_behind_seconds": behind, **parts, **peak, **_written(bench, prefix)}
+    return {**_client(measurements), "tracker_behind_seconds": behind, **parts, **peak, **_written(bench)}
 
 
 def native(bench: Bench, peer: str, work: Work = NO_WORK, options: tuple[Any, ...] = ()) -> Measurements:
-    topic = f"{filled(bench)}.messages"
+    bench.fill()
     meter = Meter({"broker": [bench.broker_pid]})
-    measurements = measured(peers.drain, peer, bench.servers, topic, bench.size.messages, *work, options)
+    topic, count = bench.names.messages, bench.size.messages
+    measurements = measured(peers.drain, peer, bench.servers, topic, count, *work, options)
     return {**_client(measurements), **_parts(meter)}
 
 
@@ -70,16 +62,16 @@ def quorum_queue(bench: Bench, work: Work = NO_WORK) -> Measurements:
     size, url = bench.size, os.environ.get("RABBITMQ_URL")
     if not url:
         raise Skipped("RABBITMQ_URL is not set")
-    queue = bench.prefix()
+    queue = bench.names.prefix
     measured(peers.fill_rabbitmq, url, queue, size.messages, size.value_bytes)
     return _client(measured(peers.drain, "rabbitmq", url, queue, size.messages, *work, (PREFETCH,)))
 
 
-def _written(bench: Bench, prefix: str) -> Measurements:
+def _written(bench: Bench) -> Measurements:
     """Measure the bytes that a drain has written to the broker's logs, and end all processes."""
     # When a worker ends, it writes its last records to the log.
     bench.end_processes()
-    names, count = Names(prefix), bench.size.messages
+    names, count = bench.names, bench.size.messages
     topics = {"messages": names.messages, "markers": names.markers, "changelog": names.changelog}
     written = {name: bench.log_bytes(topic) / count for name, topic in topics.items()}
     return {

@@ -13,7 +13,6 @@ from lab.bench.client import (
     CHUNK,
     QUEUE,
     ReceivedMessages,
-    fill,
     percentiles,
     place,
     read_stamp,
@@ -107,7 +106,6 @@ async def timed(servers: str, prefix: str, queue: str, count: int, unmeasured: i
 
 def send_to_handler(
     bench: Bench,
-    prefix: str,
     queue: str,
     rate: int,
     burst: int = 1,
@@ -123,8 +121,7 @@ def send_to_handler(
     which is flooded meanwhile. ``worker``: one that runs already.
     """
     sent, unmeasured, size = rate * (SECONDS + UNMEASURED_SECONDS), rate * UNMEASURED_SECONDS, bench.size.value_bytes
-    namespace = (bench.servers, prefix)
-    worker = worker or bench.worker(prefix)
+    namespace, worker = bench.namespace, worker or bench.worker()
     calls: list[tuple[Any, ...]] = [(timed, *namespace, queue, sent, unmeasured, handled)]
     if flooded:
         # Lasts longer than the measurement, and comes before the quiet producer, so that it also begins before it.
@@ -141,7 +138,7 @@ def send_to_handler(
 
 
 def _at_rate(bench: Bench, name: str) -> Measurements:
-    return send_to_handler(bench, bench.prefix(), QUEUE, RATES[name], BURSTS[name])
+    return send_to_handler(bench, QUEUE, RATES[name], BURSTS[name])
 
 
 LATENCY = BenchRow(
@@ -171,11 +168,11 @@ def neighbours(bench: Bench, flood: bool, apart: bool) -> Measurements:
 
     In shared partitions the quiet queue's consumer reads them too. If ``apart``, each queue has its own partition.
     """
-    prefix, partitions = bench.prefix(), bench.size.partitions
+    partitions = bench.size.partitions
     flooded = neighbour(QUIET_QUEUE, partitions)
     if apart:
-        asyncio.run(place(bench.servers, prefix, [QUIET_QUEUE, flooded], 1, partitions))
-    return send_to_handler(bench, prefix, QUIET_QUEUE, QUIET_PER_SECOND, flooded=flooded if flood else "")
+        asyncio.run(place(*bench.namespace, [QUIET_QUEUE, flooded], 1, partitions))
+    return send_to_handler(bench, QUIET_QUEUE, QUIET_PER_SECOND, flooded=flooded if flood else "")
 
 
 def neighbour(queue: str, partitions: int) -> str:
@@ -271,12 +268,11 @@ async def forgetting(servers: str, prefix: str, count: int, lease_s: float) -> N
 
 
 def redelivery(bench: Bench, rate: int = 0) -> Measurements:
-    prefix = bench.prefix()
-    bench.worker(prefix)
+    bench.worker()
     if rate:
-        bench.clients((traffic, bench.servers, prefix, "others", rate))
-    [consumer] = bench.clients((forgetting, bench.servers, prefix, MESSAGES, LEASE_S))
-    asyncio.run(fill(bench.servers, prefix, MESSAGES, bench.size.value_bytes))
+        bench.clients((traffic, *bench.namespace, "others", rate))
+    [consumer] = bench.clients((forgetting, *bench.namespace, MESSAGES, LEASE_S))
+    bench.fill(MESSAGES)
     return consumer.read()
 
 
@@ -332,10 +328,9 @@ async def expiring(servers: str, prefix: str, count: int) -> None:
 
 
 def expiry(bench: Bench) -> Measurements:
-    prefix, messages = bench.prefix(), bench.size.messages
-    asyncio.run(fill(bench.servers, prefix, messages, bench.size.value_bytes))
-    meter = Meter({"worker": [bench.worker(prefix).pid]})
-    measurements = measured(expiring, bench.servers, prefix, messages)
+    bench.fill()
+    meter = Meter({"worker": [bench.worker().pid]})
+    measurements = measured(expiring, *bench.namespace, bench.size.messages)
     return {**measurements, "worker_cpu_seconds": meter.seconds()["worker"]}
 
 

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import marq
-from lab.bench.client import CHUNK, QUEUE, fill, say, take_keys, told
+from lab.bench.client import CHUNK, QUEUE, say, take_keys, told
 from lab.bench.rows.drain import drained, relative
 from lab.bench.rows.latency import paced, send_to_handler
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
@@ -25,12 +25,11 @@ TWO_OF_A_KEY = {"limits": {"per_key": {"concurrency": 2}}}
 
 def drain(bench: Bench, settings: Mapping[str, Any] | None = None) -> Measurements:
     """Drain a queue; with ``settings``, one whose messages have ordering keys."""
-    prefix, size = bench.prefix(), bench.size
-    worker = bench.worker(prefix)
+    worker = bench.worker()
     if settings:
-        asyncio.run(take_keys(bench.servers, prefix, settings))
-    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes, KEYS if settings else 0))
-    return drained(bench, prefix, worker, "run", (WORK_MS, 1), CONCURRENCY)
+        asyncio.run(take_keys(*bench.namespace, settings))
+    bench.fill(keys=KEYS if settings else 0)
+    return drained(bench, worker, "run", (WORK_MS, 1), CONCURRENCY)
 
 
 ORDERED_ROW = BenchRow(
@@ -59,11 +58,10 @@ _OTHERS, MOST_MORE_MS = "a key that fails: p99 of the other keys, more than with
 def poisoned(bench: Bench, poison: bool) -> Measurements:
     """Measure messages whose key does not fail; with ``poison``, each message of the first key does."""
     handled: dict[str, Any] = {"failing": SOME_KEYS, "poison": poison, "concurrency": CONCURRENCY}
-    prefix = bench.prefix()
     settings = {"ordering": "key", "max_attempts": "unlimited", "backoff": [10]}
-    worker = bench.worker(prefix)
-    asyncio.run(take_keys(bench.servers, prefix, settings))
-    return send_to_handler(bench, prefix, QUEUE, PER_SECOND, 1, SOME_KEYS, worker=worker, **handled)
+    worker = bench.worker()
+    asyncio.run(take_keys(*bench.namespace, settings))
+    return send_to_handler(bench, QUEUE, PER_SECOND, 1, SOME_KEYS, worker=worker, **handled)
 
 
 POISONED_ROW = BenchRow(
@@ -88,12 +86,11 @@ _BUSY, MOST_OF_UNDISTURBED = "a busy tenant: p99 of the others, relative to with
 def tenants(bench: Bench, fair: bool, busy: bool) -> Measurements:
     """Measure the messages of tenants with few messages, perhaps next to one with many."""
     handled: dict[str, Any] = {"work_s": HANDLED_MS / 1000, "concurrency": HANDLERS}
-    prefix = bench.prefix()
-    worker = bench.worker(prefix)
+    worker = bench.worker()
     if fair:
-        asyncio.run(take_keys(bench.servers, prefix, {"fair": True}))
-    asyncio.run(_send_busy(bench.servers, prefix, BUSY_MESSAGES if busy else 0, fair))
-    return send_to_handler(bench, prefix, QUEUE, TENANTS, 1, TENANTS if fair else 0, worker=worker, **handled)
+        asyncio.run(take_keys(*bench.namespace, {"fair": True}))
+    asyncio.run(_send_busy(*bench.namespace, BUSY_MESSAGES if busy else 0, fair))
+    return send_to_handler(bench, QUEUE, TENANTS, 1, TENANTS if fair else 0, worker=worker, **handled)
 
 
 async def _send_busy(servers: str, prefix: str, count: int, fair: bool) -> None:
@@ -153,12 +150,11 @@ async def pausing(servers: str, prefix: str, queue: str, words: int) -> None:
 
 def rebalance(bench: Bench) -> Measurements:
     """Measure the longest time without a message at two consumers while a third one joins, and while it leaves."""
-    prefix, size = bench.prefix(), bench.size
     count = int(REBALANCED_PER_SECOND * (SETTLE_S + 5 * PHASE_S))
-    namespace = (bench.servers, prefix, QUEUE)
-    bench.worker(prefix)
-    sending = (paced, *namespace, REBALANCED_PER_SECOND, count, size.value_bytes, 100)
-    producer, *staying, third = bench.clients(sending, *[(pausing, *namespace, words) for words in (4, 4, 0)])
+    queue = (*bench.namespace, QUEUE)
+    bench.worker()
+    sending = (paced, *queue, REBALANCED_PER_SECOND, count, bench.size.value_bytes, 100)
+    producer, *staying, third = bench.clients(sending, *[(pausing, *queue, words) for words in (4, 4, 0)])
     ask(*staying)
     producer.go()
     time.sleep(SETTLE_S)

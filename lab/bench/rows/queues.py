@@ -15,7 +15,6 @@ from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import ask, measured
 from lab.resources import Meter
 from marq.settings.definitions import layer_key
-from marq.wire.names import Names
 
 # --- queues -----------------------------------------------------------------------------------------------------------
 
@@ -28,12 +27,11 @@ ONE, MANY = "1 queue", f"{QUEUES:,} queues"
 
 def grouped(bench: Bench, count: int) -> Measurements:
     """Measure a consumer of many queues that take turns, so that two messages in a row rarely share a queue."""
-    prefix, size = bench.prefix(), bench.size
-    queues = [queue_name(number) for number in range(count)]
-    asyncio.run(define(bench.servers, prefix, queues))
-    asyncio.run(fill_queues(bench.servers, Names(prefix), queues, size.messages, size.value_bytes, size.partitions))
-    meter = Meter({"worker": [bench.worker(prefix).pid]})
-    measurements = measured(peers.drain, "marq", bench.servers, prefix, size.messages, 0, 1, ("run", 64, GROUP))
+    size, queues = bench.size, [queue_name(number) for number in range(count)]
+    asyncio.run(define(*bench.namespace, queues))
+    asyncio.run(fill_queues(bench.servers, bench.names, queues, size.messages, size.value_bytes, size.partitions))
+    meter = Meter({"worker": [bench.worker().pid]})
+    measurements = measured(peers.drain, "marq", *bench.namespace, size.messages, 0, 1, ("run", 64, GROUP))
     return {
         "messages_per_second": measurements["rate"],
         "start_seconds": measurements["startup_seconds"],
@@ -115,27 +113,26 @@ def read(bench: Bench, name: str) -> Measurements:
     with (queues - 1) / partitions other queues: of 200 queues in 128 partitions, 2.6 times the bytes of its messages,
     each with some 20 bytes around the payload.
     """
-    prefix, size, count = bench.prefix(), bench.size, MESSAGES[name]
-    asyncio.run(prepare(bench, prefix, name))
-    share = READERS // PROCESSES
-    bench.worker(prefix)
+    share, count = READERS // PROCESSES, MESSAGES[name]
+    asyncio.run(prepare(bench, name))
+    bench.worker()
     firsts = range(0, READERS, share)
-    processes = bench.clients(*[(readers, bench.servers, prefix, first, share, count) for first in firsts])
+    processes = bench.clients(*[(readers, *bench.namespace, first, share, count) for first in firsts])
     began = time.monotonic()
     bytes_per_message = sum(answer["bytes_received"] for answer in ask(*processes)) / (READERS * count)
     return {
         "bytes_read_per_message": bytes_per_message,
-        "bytes_read_of_payload": bytes_per_message / size.value_bytes,
+        "bytes_read_of_payload": bytes_per_message / bench.size.value_bytes,
         "seconds": time.monotonic() - began,
     }
 
 
-async def prepare(bench: Bench, prefix: str, name: str) -> None:
-    await bench.make_topics(prefix, PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
+async def prepare(bench: Bench, name: str) -> None:
+    await bench.make_topics(PARTITIONS, markers_partitions=MARKERS_PARTITIONS)
     queues = [queue_name(number) for number in range(READERS)]
     if name == APART:
-        await place(bench.servers, prefix, queues, 1, PARTITIONS)
-    async with marq.Producer(bench.servers, prefix=prefix) as producer:
+        await place(*bench.namespace, queues, 1, PARTITIONS)
+    async with marq.Producer(bench.servers, prefix=bench.names.prefix) as producer:
         for queue in queues:
             await producer.send_many(queue, [b"x" * bench.size.value_bytes] * MESSAGES[name])
 

@@ -156,8 +156,8 @@ async def open_leases(
 
 async def recover(bench: Bench) -> Measurements:
     """Open the leases, and measure two restarts and a take-over."""
-    size, prefix = bench.size, bench.prefix()
-    client, _ = await bench.make_topics(prefix)
+    size, client = bench.size, bench.client
+    await bench.make_topics()
     measurements: Measurements = {}
     async with plain_producer(bench.servers) as producer, copies(client) as seen:
         starts = itertools.count(size.messages, PROBES * size.partitions)
@@ -171,7 +171,7 @@ async def recover(bench: Bench) -> Measurements:
             await killed_before(due_s, worker)
             return probes, due_s
 
-        worker = await asyncio.to_thread(bench.worker, prefix)
+        worker = await asyncio.to_thread(bench.worker)
         began = time.monotonic()
         await open_leases(producer, client.names, size, range(size.messages))
         await changelog_written(worker, client, size.messages, WRITTEN_SECONDS)
@@ -183,7 +183,7 @@ async def recover(bench: Bench) -> Measurements:
                 shutil.rmtree(worker.data)
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             began = time.monotonic()
-            worker = bench.start_worker(prefix)
+            worker = bench.start_worker()
             owner, (first, last) = await asyncio.gather(owner_of_all(worker, size.partitions), all_of(probes, seen))
             measurements |= {
                 f"{name}_owner_seconds": owner - began,
@@ -193,7 +193,7 @@ async def recover(bench: Bench) -> Measurements:
                 **worker.memory_mib(name),
             }
 
-        standby = bench.start_worker(prefix, "standby")
+        standby = bench.start_worker("standby")
         # Both workers own partitions, and the standby has copies of those that it may take over.
         await asyncio.to_thread(standby.wait_until_shared, 2, size.partitions)
         await until(standby, lambda: _COPIED.search(standby.log()))
@@ -249,8 +249,9 @@ SETTLE_SECONDS = 5.0
 
 async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measurements:
     """Measure the three phases: messages wait, others are due at a steady rate, the worker restarts."""
-    prefix, pending, chance = bench.prefix(), bench.size.messages, random.Random(1)
-    client, _ = await bench.make_topics(prefix)
+    servers, prefix = bench.namespace
+    pending, chance = bench.size.messages, random.Random(1)
+    await bench.make_topics()
     sent, measurements = 0, dict[str, float]()
 
     async def send(delays: list[float] | None = None, at: list[datetime] | None = None) -> range:
@@ -264,8 +265,8 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         disk = sum(path.stat().st_size for path in worker.data.rglob("*") if path.is_file())
         measurements.update({**worker.memory_mib(name), f"{name}_disk_mib": disk / 2**20})
 
-    async with marq.Producer(bench.servers, prefix=prefix, request_timeout=300) as producer, copies(client) as seen:
-        first = await asyncio.to_thread(bench.worker, prefix)
+    async with marq.Producer(servers, prefix=prefix, request_timeout=300) as producer, copies(bench.client) as seen:
+        first = await asyncio.to_thread(bench.worker)
         began = time.monotonic()
         for start in range(0, pending, CHUNK):
             await send([FAR_S + chance.random() * DAY_S for _ in range(min(CHUNK, pending - start))])
@@ -293,7 +294,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         await killed_before(due_s, first)
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         began = time.monotonic()
-        again = bench.start_worker(prefix)
+        again = bench.start_worker()
         earliest, last = await all_of(probes, seen)
         measurements |= {"restart_first_seconds": earliest - began, "restart_seconds": last - began}
         note("restarted", again)
@@ -328,14 +329,14 @@ MAX_IDS_MIB = 300
 
 async def remember(bench: Bench) -> Measurements:
     """Return the memory of the ids, how fast they are accepted, and how long a restart takes."""
-    prefix, count = bench.prefix(), bench.size.messages
-    await bench.make_topics(prefix)
-    worker = await asyncio.to_thread(bench.worker, prefix)
+    servers, prefix = bench.namespace
+    count = bench.size.messages
+    worker = await asyncio.to_thread(bench.worker)
     idle_mib = worker.memory_mib("idle")["idle_mib"]
     measurements: Measurements = {"ids": count, "idle_mib": idle_mib}
     async with (
-        marq.Queues(bench.servers, prefix=prefix) as queues,
-        marq.Producer(bench.servers, prefix=prefix, request_timeout=300) as producer,
+        marq.Queues(servers, prefix=prefix) as queues,
+        marq.Producer(servers, prefix=prefix, request_timeout=300) as producer,
     ):
         await queues.change(QUEUE, deduplication_window=DAY_S)
         began = time.monotonic()
@@ -350,7 +351,7 @@ async def remember(bench: Bench) -> Measurements:
         measurements |= worker.memory_mib("remembered")
         worker.kill()
         began = time.monotonic()
-        again = bench.start_worker(prefix)
+        again = bench.start_worker()
         await producer.send(QUEUE, b"again", deduplication_id="order-0")
         await until(again, lambda: again.row(QUEUE).get("deduplicated") == 1, 0.02)
         measurements["restart_seconds"] = time.monotonic() - began

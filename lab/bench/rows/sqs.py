@@ -26,9 +26,8 @@ LONG_POLL_S = 20
 
 def _endpoint(bench: Bench) -> tuple[Worker, str]:
     """Start a worker that is tracker and endpoint, and make a queue; return the worker and the queue's URL."""
-    prefix, port = bench.prefix(), free_port("127.0.0.1")
-    asyncio.run(bench.make_topics(prefix))
-    worker = bench.worker(prefix, MARQ_ROLES="tracker,web,sqs", MARQ_SQS_PORT=str(port))
+    port = free_port("127.0.0.1")
+    worker = bench.worker(MARQ_ROLES="tracker,web,sqs", MARQ_SQS_PORT=str(port))
     client = _sqs(f"http://127.0.0.1:{port}")
     return worker, client.create_queue(QueueName=QUEUE, Attributes={"VisibilityTimeout": "30"})["QueueUrl"]
 

@@ -7,7 +7,7 @@ import time
 from functools import partial
 
 import marq
-from lab.bench.client import CHUNK, QUEUE, check, fill, say, told, values
+from lab.bench.client import CHUNK, QUEUE, check, say, told, values
 from lab.bench.rows.drain import relative
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import RunError, ask, measured
@@ -47,17 +47,16 @@ async def send_all(servers: str, prefix: str, way: str, count: int, size: int) -
 
 def send(bench: Bench, way: str, part: float = 1.0) -> Measurements:
     """Measure one producer process; each message is durable when its call returns."""
-    prefix, size = bench.prefix(), bench.size
-    count = int(size.messages * part)
-    measurements = measured(send_all, bench.servers, prefix, way, count, size.value_bytes)
-    written = asyncio.run(count_records(bench.servers, f"{prefix}.messages"))
+    count = int(bench.size.messages * part)
+    measurements = measured(send_all, *bench.namespace, way, count, bench.size.value_bytes)
+    written = asyncio.run(count_records(bench.client))
     if written != count + 1:
         raise RunError(f"{count} messages were sent after a first one, but the topic has {written}")
     return measurements
 
 
-async def count_records(servers: str, topic: str) -> int:
-    async with TopicScan(ClientSettings.read(servers, environment={}), topic, committed=False) as reader:
+async def count_records(client: ClientSettings) -> int:
+    async with TopicScan(client, client.names.messages, committed=False) as reader:
         return await reader.written()
 
 
@@ -101,26 +100,26 @@ async def shared(servers: str, prefix: str) -> None:
 
 def scale(bench: Bench, number: int) -> Measurements:
     """Measure several consumers and workers, all of which have joined before the first message is read."""
-    prefix, size = bench.prefix(), bench.size
-    client, _ = asyncio.run(bench.make_topics(prefix, PARTITIONS))
-    asyncio.run(fill(bench.servers, prefix, size.messages, size.value_bytes))
-    workers = [bench.start_worker(prefix, f"machine-{index}") for index in range(number)]
+    messages = bench.size.messages
+    asyncio.run(bench.make_topics(PARTITIONS))
+    bench.fill()
+    workers = [bench.start_worker(f"machine-{index}") for index in range(number)]
     workers[0].wait_until_shared(number, PARTITIONS)
-    consumers = bench.clients(*[(shared, bench.servers, prefix)] * number)
-    asyncio.run(wait_until_joined(client, number))
+    consumers = bench.clients(*[(shared, *bench.namespace)] * number)
+    asyncio.run(wait_until_joined(bench.client, number))
     parts = {"consumer": [consumer.pid for consumer in consumers], "worker": [worker.pid for worker in workers]}
     meter, began = Meter({**parts, "broker": [bench.broker_pid]}), time.monotonic()
     for consumer in consumers:
         consumer.go()
-    workers[0].wait_until_drained(QUEUE, size.messages)
+    workers[0].wait_until_drained(QUEUE, messages)
     seconds, taken = time.monotonic() - began, meter.seconds()
     handled = [answer["numbers"] for answer in ask(*consumers)]
-    check([number for numbers in handled for number in numbers], size.messages)
-    million = 1e6 / size.messages
+    check([number for numbers in handled for number in numbers], messages)
+    million = 1e6 / messages
     return {
-        _PER_SECOND: size.messages / seconds,
+        _PER_SECOND: messages / seconds,
         **{f"{part}_cpu_seconds_per_million": cpu * million for part, cpu in taken.items()},
-        "largest_share": max(map(len, handled)) / size.messages,
+        "largest_share": max(map(len, handled)) / messages,
     }
 
 

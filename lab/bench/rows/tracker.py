@@ -79,16 +79,15 @@ Wait = Callable[[Worker, ClientSettings], float]
 
 def folded(bench: Bench, settings: dict[str, str], phases: dict[str, Wait]) -> Measurements:
     """Write markers of some kinds for all messages in phases, each with a function that waits for its end."""
-    prefix, size, seconds = bench.prefix(), bench.size, 0.0
-    client, _ = asyncio.run(bench.make_topics(prefix))
-    worker = bench.worker(prefix, **settings)
+    size, seconds = bench.size, 0.0
+    worker = bench.worker(**settings)
     meter = Meter({"worker": [worker.pid]})
     for kinds, wait in phases.items():
         with stopped(worker):
             sizes = (size.partitions, size.messages, size.value_bytes)
-            measured(write_markers, bench.servers, prefix, *sizes, kinds)
+            measured(write_markers, *bench.namespace, *sizes, kinds)
         began = time.monotonic()
-        seconds += wait(worker, client) - began
+        seconds += wait(worker, bench.client) - began
     taken = meter.seconds()
     # Writes its last records to the changelog.
     bench.end_processes()
@@ -96,7 +95,7 @@ def folded(bench: Bench, settings: dict[str, str], phases: dict[str, Wait]) -> M
     return {
         "markers_per_second": markers / seconds,
         "worker_cpu_seconds_per_million_markers": taken["worker"] / markers * 1e6,
-        "changelog_bytes_per_message": bench.log_bytes(Names(prefix).changelog) / size.messages,
+        "changelog_bytes_per_message": bench.log_bytes(bench.names.changelog) / size.messages,
     }
 
 
@@ -139,13 +138,11 @@ CENSUS_POLL_SECONDS = 0.1
 
 
 def backlog(bench: Bench, queues: int) -> Measurements:
-    prefix, size = bench.prefix(), bench.size
-    asyncio.run(bench.make_topics(prefix))
-    worker = bench.worker(prefix, **SESSION)
+    size, worker = bench.size, bench.worker(**SESSION)
     _wait_until_waiting(worker, 0)
     with stopped(worker):
         names = [queue_name(number) for number in range(queues)]
-        asyncio.run(fill_queues(bench.servers, Names(prefix), names, size.messages, size.value_bytes, size.partitions))
+        asyncio.run(fill_queues(bench.servers, bench.names, names, size.messages, size.value_bytes, size.partitions))
     meter, began = Meter({"worker": [worker.pid]}), time.monotonic()
     _wait_until_waiting(worker, size.messages)
     return {
@@ -181,7 +178,7 @@ IDLE_SECONDS = 10.0
 
 
 def idle(bench: Bench) -> Measurements:
-    worker = bench.worker(bench.prefix())
+    worker = bench.worker()
     time.sleep(SETTLE_SECONDS)
     return {"idle_core_percent": worker.core_percent(IDLE_SECONDS)}
 

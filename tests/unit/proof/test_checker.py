@@ -281,7 +281,8 @@ def read_again_after_the_lease(story: Story) -> None:
     story.send(0)
     story.acquire("first", FIRST, 0, 0)
     names = {"holder": holder_name(FIRST), "queue": QUEUE, "source": LOG, "offsets": [0]}
-    story.history.add("first", "unknown", "commit", **names)
+    for type_ in ("invoke", "unknown"):
+        story.history.add("first", type_, "commit", **names)
     story.tick(LEASE_MS + 100)
     story.fire(0, Kind.REDELIVERED, 2, Cause.EXPIRED)
     story.copy(1, 0, 2)
