@@ -276,8 +276,11 @@ class _Verdict:
         if trail.deaths and wanted == {False}:
             self._find(name, f"{trail}: {trail.queue} keeps no dead letters", trail.events)
         for event in trail.deaths:
+            # It has the number of attempts used.
             others = [
-                fact.attempt for fact in dead if trail.queue in self._evidence.ordered or fact.cause == MESSAGE_EXPIRED
+                fact.attempt
+                for fact in dead
+                if trail.queue in self._evidence.ordered or fact.cause in (*LOST_VALUES, MESSAGE_EXPIRED)
             ]
             attempts = [trail.attempt, *others]
             if event["id"] != trail.id or event["attempt"] != attempts[-1]:

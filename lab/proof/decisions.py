@@ -173,9 +173,10 @@ class _Judged(NamedTuple):
         limits = self.evidence.may_be(self.trail.queue, "max_attempts", DEFAULT_LIMIT, self.version)
         endings = [ending(standing, limit) for limit in limits]
         kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
+        # A message that does not get its next attempt has used those before it.
+        used = {end.attempt - (end.kind in COPIED) for end in endings}
         if cause == MESSAGE_EXPIRED:
-            # A dead letter has the number of attempts before the one that it does not get any more.
-            attempts = {end.attempt - 1 for end in endings} if kind == DEAD_LETTERED else {standing.attempt}
+            attempts = used if kind == DEAD_LETTERED else {standing.attempt}
             if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt not in attempts:
                 self.find("expired", stood)
         elif (kind == CANCELLED) != (standing.state == CANCELLED):
@@ -183,7 +184,7 @@ class _Judged(NamedTuple):
         elif (kind == ABANDONED) != (standing.state == DISPATCHED):
             self.find("dispatched", stood)
         elif cause in LOST_VALUES:
-            if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
+            if kind != DEAD_LETTERED or attempt not in used:
                 self.find("attempts", stood)
         elif made in endings:
             return
