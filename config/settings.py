@@ -1,6 +1,6 @@
 """Settings of the worker: ``MARQ_…`` in the environment, else in ``.env``, else ``[settings]`` of ``marq.toml``.
 
-While ``marq dev`` runs in the directory, its broker, namespace and project follow last.
+While ``marq dev`` runs in the directory, its broker, namespace, project and web port follow last.
 
 Workers and commands read the settings of clients (:mod:`marq.settings.client`) from there too; a service that only
 imports marq never reads a file. Durations are in seconds.

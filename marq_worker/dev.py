@@ -108,7 +108,8 @@ def develop(modules: Sequence[str], data: Path, loglevel: str, ports: Ports = Po
                 f"--port {ports.broker}: MARQ_BOOTSTRAP_SERVERS={servers} is set, so no broker is started; leave out"
                 " one of them"
             )
-        named["MARQ_BOOTSTRAP_SERVERS"] = servers
+        # Commands look for the worker there.
+        named |= {"MARQ_BOOTSTRAP_SERVERS": servers, "MARQ_WEB_PORT": web.rpartition(":")[2]}
         # What is configured counts, also if it changes in marq.toml.
         missing = {name: value for name, value in named.items() if name not in configured}
         _show(shown, {**named, **{name: configured[name] for name in named if name in configured}})
@@ -118,7 +119,7 @@ def develop(modules: Sequence[str], data: Path, loglevel: str, ports: Ports = Po
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, on_signal)
         _say(f"dashboard on http://{web}")
-        environment = {**os.environ, **missing, "MARQ_WEB_PORT": web.rpartition(":")[2]}
+        environment = {**os.environ, **missing, "MARQ_WEB_PORT": named["MARQ_WEB_PORT"]}
         stop_timeout_s = settings.stop_timeout
         if not {"MARQ_STOP_TIMEOUT", "MARQ_SHUTDOWN_TIMEOUT"} & configured.keys():
             # A restart after a change must not wait long for handlers.

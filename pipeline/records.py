@@ -110,7 +110,7 @@ def _digits(name: str) -> Column:
 def header_attempt(least: int = 1) -> Column:
     """Return the attempt, capped as in markers: a redelivery and its fact have the same; null if there is none.
 
-    A dead letter whose message expired before its first attempt has 0.
+    A dead letter has 0 if no attempt of its message counted.
     """
     number = _digits(ATTEMPT_HEADER)
     return F.when(number.between(least, 2**32 - 1), F.least(number, F.lit(MOST_ATTEMPTS)).cast("int"))

@@ -149,7 +149,12 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
     if trail.deaths and wanted == {False}:
         report.find(name, trail, f"{trail.queue} keeps no dead letters")
     for event in trail.deaths:
-        others = [fact.attempt for fact in dead if trail.queue in evidence.ordered or fact.cause == _MESSAGE_EXPIRED]
+        # It has the number of attempts used.
+        others = [
+            fact.attempt
+            for fact in dead
+            if trail.queue in evidence.ordered or fact.cause in (*_LOST_VALUES, _MESSAGE_EXPIRED)
+        ]
         attempts = [trail.attempt, *others]
         if event["id"] != trail.id or event["attempt"] != attempts[-1]:
             report.find("fidelity", trail, f"dead letter {event['id']} {event['attempt']}")
@@ -248,9 +253,10 @@ class _Judged(NamedTuple):
         limits = self.evidence.may_be(self.trail.queue, "max_attempts", DEFAULT_LIMIT, self.version)
         endings = [ending(standing, limit) for limit in limits]
         kinds, stood = {end.kind for end in endings}, f"{made}, but it stood {standing}"
+        # A message that does not get its next attempt has used those before it.
+        used = {end.attempt - (end.kind in COPIED) for end in endings}
         if cause == _MESSAGE_EXPIRED:
-            # A dead letter has the number of attempts before the one that it does not get any more.
-            attempts = {end.attempt - 1 for end in endings} if kind == DEAD_LETTERED else {standing.attempt}
+            attempts = used if kind == DEAD_LETTERED else {standing.attempt}
             if not kinds & {*COPIED} or kind not in (CANCELLED, DEAD_LETTERED) or attempt not in attempts:
                 self.find("expired", stood)
         elif (kind == CANCELLED) != (standing.state == CANCELLED):
@@ -258,7 +264,7 @@ class _Judged(NamedTuple):
         elif (kind == ABANDONED) != (standing.state == DISPATCHED):
             self.find("dispatched", stood)
         elif cause in _LOST_VALUES:
-            if (kind, attempt) != (DEAD_LETTERED, standing.attempt):
+            if kind != DEAD_LETTERED or attempt not in used:
                 self.find("attempts", stood)
         elif made in endings:
             return

@@ -83,7 +83,7 @@ class DeadLetter(Generic[V]):
 
     @property
     def attempts(self) -> int:
-        """The number of attempts; 0 if the message expired before the first one."""
+        """The number of attempts; 0 if none counted."""
         return self._origin.attempt
 
     @property

@@ -111,8 +111,7 @@ def unexpired(fire: DueAction, payload: Payload, now_ms: int, settings: QueueSet
         return fire
     destination, attempt = Destination.NOWHERE, fire.lease.attempt
     if settings.dead_letter and settings.expired == DEAD_LETTER:
-        # The attempts before the one that the message does not get any more: 0 if it was never delivered.
-        destination, attempt = Destination.DEAD_LETTERS, fire.attempt - 1
+        destination, attempt = Destination.DEAD_LETTERS, attempts_used(fire)
     return DueAction(fire.source, fire.offset, fire.lease, destination, attempt, Cause.MESSAGE_EXPIRED, expires_ms)
 
 
@@ -130,4 +129,9 @@ def fitting(fire: DueAction, payload: Payload, limit_bytes: int) -> DueAction:
 
 def dead_letter(fire: DueAction, cause: Cause) -> DueAction:
     """Return the action for a message that can't be delivered again for this cause."""
-    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt, cause)
+    return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempts_used(fire), cause)
+
+
+def attempts_used(fire: DueAction) -> int:
+    """Return the number of attempts of a message that does not get the next one; 0 if none counted."""
+    return fire.attempt - 1 if fire.destination is Destination.QUEUE else fire.attempt

@@ -17,7 +17,7 @@ from marq.kafka.connection import client_options, started, stop_consumer
 from marq.kafka.fetched_columns import fetch_records
 from marq.kafka.foreign_transactions import CautiousConsumer
 from marq.kafka.paced_clients import client_of
-from marq.kafka.protocol import ids_of_topics, unknown_topics
+from marq.kafka.protocol import ids_of_topics, is_missing
 from marq.kafka.records import Records
 from marq.kafka.role_permissions import refused
 from marq.settings.client import ClientSettings
@@ -95,17 +95,29 @@ class LogReader:
         async with self._answers([topic]):
             return log_name(topic) in await self._running().topics()
 
-    async def is_deleted(self, topic: str) -> bool:
-        """Return whether a topic is known not to exist; False if the client has no permission to describe it."""
+    async def missing(self, sources: Collection[Source]) -> set[Source]:
+        """Return the partitions that are known not to exist; none that the client has no permission to describe.
+
+        A partition of another incarnation of its topic does not exist, either. Its leader is asked, which knows at
+        least the incarnation that it has served.
+        """
         client = client_of(self._running())
-        try:
-            async with self._answers([topic]):
-                asked = ids_of_topics([log_name(topic)])
-                answer = await client.send(client.get_random_node(), asked, group=ConnectionGroup.COORDINATION)
-        except NotImplementedError:
-            # aiokafka raises it for a broker that does not know the request: Kafka before 2.8.
-            return False
-        return bool(unknown_topics(answer))
+        by_node: dict[int, list[Source]] = {}
+        for source in sources:
+            leader = client.cluster.leader_for_partition(TopicPartition(*source.log))
+            node = client.get_random_node() if leader is None or leader < 0 else leader
+            by_node.setdefault(node, []).append(source)
+        missing: set[Source] = set()
+        for node, asked in by_node.items():
+            topics = sorted({log_name(source.topic) for source in asked})
+            try:
+                async with self._answers(topics):
+                    answer = await client.send(node, ids_of_topics(topics), group=ConnectionGroup.COORDINATION)
+            except NotImplementedError:
+                # aiokafka raises it for a broker that does not know the request: Kafka before 2.8.
+                continue
+            missing.update(source for source in asked if is_missing(answer, source.topic, source.partition))
+        return missing
 
     async def ranges(self, topic: str) -> dict[Source, range]:
         """Return the offsets that each partition of a topic has now."""
@@ -173,7 +185,8 @@ class LogReader:
     async def read(self, ranges: Ranges) -> AsyncIterator[dict[Source, Records]]:
         """Read all records of these ranges, some at a time.
 
-        Raises BrokerUnavailable if nothing more could be read within the request timeout.
+        Raises BrokerUnavailable if nothing more could be read within the request timeout, or a partition ends before
+        its range.
         """
         left = {source: span for source, span in ranges.items() if span}
         if not left:
@@ -185,6 +198,10 @@ class LogReader:
             fetched = await self.poll()
             # If only control records of transactions are left, the position advances without a record.
             positions = await self.positions()
+            for source, span in left.items():
+                # aiokafka would read from the start of the log on.
+                if positions[source] < span.start:
+                    raise BrokerUnavailable(f"{source.topic}/{source.partition} ends before offset {span.start}")
             wanted = {source: _before(read, left[source].stop) for source, read in fetched.items() if source in left}
             if records := {source: read for source, read in wanted.items() if len(read)}:
                 yield records

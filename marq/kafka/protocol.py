@@ -32,6 +32,8 @@ from aiokafka.protocol.types import (
 )
 from aiokafka.structs import OffsetAndMetadata
 
+from marq.wire.names import incarnation, log_name
+
 #: The error code of an offset that an open transaction may still move.
 UNSTABLE_OFFSET_COMMIT = 88
 #: The error code for a member whose instance id a later member has taken over.
@@ -259,12 +261,27 @@ async def known_ids(send: Callable[[HandMade], Awaitable[Any]], topics: Iterable
     except NotImplementedError:
         # aiokafka raises it for a broker that does not know the request.
         return {}
-    return {name: f"{high % 2**64:016x}{low % 2**64:016x}" for _, name, high, low, *_ in answer.topics if high or low}
+    return {name: topic_id for _, name, high, low, *_ in answer.topics if (topic_id := _id_text(high, low))}
 
 
-def unknown_topics(answer: Any) -> set[str]:
-    """Return the topics in the answer to :func:`ids_of_topics` that do not exist, as far as the client may know."""
-    return {name for code, name, *_ in answer.topics if code == UnknownTopicOrPartitionError.errno}
+def is_missing(answer: Any, topic: str, partition: int) -> bool:
+    """Return whether a partition does not exist, by the answer to :func:`ids_of_topics`.
+
+    ``topic`` may be the name of an incarnation: the partitions of another one do not count.
+    """
+    for code, name, high, low, _, partitions, *_ in answer.topics:
+        if name == log_name(topic) and not code:
+            present = incarnation(name, _id_text(high, low))
+            recreated = present != name and topic not in (name, present)
+            return recreated or all(number != partition for _, number, *_ in partitions)
+        if name == log_name(topic):
+            return bool(code == UnknownTopicOrPartitionError.errno)
+    return False
+
+
+def _id_text(high: int, low: int) -> str:
+    """Return the id of a topic in hexadecimal, empty if it has none."""
+    return f"{high % 2**64:016x}{low % 2**64:016x}" if high or low else ""
 
 
 async def describe_groups(

@@ -60,7 +60,7 @@ def origin(source: Source, offset: int, timestamp_ms: int, headers: Iterable[tup
     values = {name: value for name, value in headers if name.startswith(RESERVED_HEADER) and value is not None}
     identity = values.get(ID_HEADER, b"").decode("utf-8", "replace") or record_id(source.log, offset)
     attempt = _number(values.get(ATTEMPT_HEADER), 1)
-    # A dead letter has the number of its attempts, and none if it expired before the first one.
+    # A dead letter has the number of its attempts, and 0 if none counted.
     least = 0 if DEAD_LETTERED_AT_HEADER in values else 1
     # A record without a time has a negative one, which the header can't express: each redelivery would have another.
     first_sent_ms = _number(values.get(FIRST_SENT_HEADER), max(0, timestamp_ms))

@@ -102,6 +102,20 @@ def log_invalid_times(times: InvalidTimes) -> None:
         )
 
 
+def log_removed(removed: Iterable[Place]) -> None:
+    """Write one line per queue and partition, because retention may have removed thousands of records."""
+    by_source: dict[tuple[str, Source], list[int]] = {}
+    for place in removed:
+        by_source.setdefault((place.queue, place.source), []).append(place.offset)
+    for (queue, source), offsets in by_source.items():
+        log.error(
+            "queue %s, record %s was removed before its payload was copied: messages=%s last=%s. If their leases"
+            " expire, they become dead letters without their values. Keep records for longer than an outage of all"
+            " workers",
+            queue, record_id(source.log, offsets[0]), len(offsets), offsets[-1],
+        )  # fmt: skip
+
+
 def log_expired(write: OwnerTransaction) -> None:
     """Write one line per queue and transaction about messages that have expired."""
     expired: dict[tuple[str, Destination], list[str]] = {}
@@ -141,6 +155,11 @@ class Ownership:
     _pauses: RetryPauses = field(default_factory=RetryPauses)
     _failed: RepeatedWarning = field(
         default_factory=lambda: RepeatedWarning("markers partition %s: %r; taking it over again")
+    )
+    _not_copied: RepeatedWarning = field(
+        default_factory=lambda: RepeatedWarning(
+            "markers partition %s: payloads of %s messages not copied from their records, trying again: %s"
+        )
     )
     _task: asyncio.Task[None] | None = None
     _furthest: int = 0
@@ -446,17 +465,9 @@ class Ownership:
         copied: Mapping[Place, Payload | None] = {}
         try:
             copied = await copier(left)
-            for place in self.engine.supply(copied):
-                log.error(
-                    "queue %s, record %s was removed before its payload was copied: if its lease expires, it becomes a"
-                    " dead letter without its value. Keep records for longer than an outage of all workers",
-                    place.queue, record_id(place.source.log, place.offset),
-                )  # fmt: skip
+            log_removed(self.engine.supply(copied))
         except (MarqError, KafkaError, OSError, TimeoutError) as error:
-            log.warning(
-                "markers partition %s: payloads of %s messages not copied from their records, trying again: %s",
-                self.partition, len(left), error,
-            )  # fmt: skip
+            self._not_copied.write(time.monotonic(), self.partition, len(left), error)
         except Exception:
             # Copies of other messages may succeed.
             log.exception("markers partition %s", self.partition)

@@ -82,7 +82,9 @@ def run(options: argparse.Namespace) -> int:
         if changed:
             print(f"computed {changed:,} windows in {time.monotonic() - windows_began:.1f} s", flush=True)
 
-    with served(service, options.metrics_bind, options.metrics_port):
+    with served(service, options.metrics_bind, options.metrics_port) as port:
+        if port is not None:
+            print(f"metrics on http://{options.metrics_bind}:{port}/metrics", flush=True)
         while True:
             began, began_s = time.monotonic(), time.time()
             is_ingested = service.part(INGEST, began_s, read)

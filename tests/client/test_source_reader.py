@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -13,6 +14,7 @@ from aiokafka.admin import NewTopic, RecordsToDelete
 import marq
 from marq.core.storage.table_image import Place
 from marq.kafka.connection import admin_client
+from marq.kafka.topics import incarnations
 from marq.settings.client import ClientSettings
 from marq.wire.markers import Payload, Source
 from marq.wire.names import Names
@@ -74,9 +76,14 @@ def values(copied: Mapping[Place, Payload | None]) -> dict[int, bytes | None]:
     return {place.offset: payload and payload.value for place, payload in copied.items()}
 
 
-async def create(servers: str, topic: str) -> None:
-    async with admin_client(ClientSettings.read(servers, {}, environment={})) as admin:
+async def create(servers: str, topic: str) -> Source:
+    """Create a topic of a queue; return its partition, with the id of the topic."""
+    settings = ClientSettings.read(servers, {}, environment={})
+    async with admin_client(settings) as admin:
         await admin.create_topics([NewTopic(topic, 1, 1)])
+    [name] = (await incarnations(settings, [topic])).values()
+    assert name != topic
+    return Source(name, 0)
 
 
 async def fill(plain: AIOKafkaProducer, topic: str, count: int, key: bytes = b"emails") -> None:
@@ -149,7 +156,7 @@ async def test_a_copy_ends_at_its_bytes_and_the_next_one_continues(
     assert found == [1, 1, 1]
 
 
-@pytest.mark.parametrize("topic_is", ["deleted", "shorter"])
+@pytest.mark.parametrize("topic_is", ["deleted", "shorter", "shorter, but long", "without the partition", "another"])
 async def test_a_topic_must_be_missing_for_a_while_until_its_records_are_gone(
     impatient: SourceReader, plain: AIOKafkaProducer, servers: str, names: Names, prefix: str, topic_is: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -160,11 +167,18 @@ async def test_a_topic_must_be_missing_for_a_while_until_its_records_are_gone(
     """
     monkeypatch.setattr(source_reader, "APART_S", 0.0)
     topic = f"{prefix}.theirs"
-    if topic_is == "shorter":
-        await create(servers, topic)
-        await fill(plain, topic, 3, b"any")
-    await fill(plain, names.messages, 3)
     source = Source(f"{topic}@0123456789ab", 0)
+    if topic_is != "deleted":
+        present = await create(servers, topic)
+        await fill(plain, topic, 9 if topic_is == "another" else 3, b"any")
+        if topic_is != "another":
+            source = present
+    if topic_is == "shorter, but long":
+        # Reading it from its start takes longer than a copy may.
+        monkeypatch.setattr(source_reader, "MAX_S", 0.0)
+    if topic_is == "without the partition":
+        source = source._replace(partition=2)
+    await fill(plain, names.messages, 3)
     wanted = left("emails", source, 7) | left("emails", Source(names.messages, 0), 1)
 
     first = await answered(impatient, wanted)
@@ -173,6 +187,45 @@ async def test_a_topic_must_be_missing_for_a_while_until_its_records_are_gone(
 
     assert first == {1: b"1"}
     assert second == {1: b"1", 7: None}
+
+
+async def test_partitions_of_a_deleted_topic_are_gone_at_the_same_time(
+    impatient: SourceReader, prefix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source_reader, "ABSENT_S", 0.0)
+    first, second = (Source(f"{prefix}.theirs@0123456789ab", partition) for partition in range(2))
+
+    copied = await impatient.copy(left("emails", first, 7) | left("emails", second, 8))
+
+    assert values(copied) == {7: None, 8: None}
+
+
+async def test_a_topic_that_grows_remains_too_short(
+    reader: SourceReader, plain: AIOKafkaProducer, names: Names, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was created again, and its senders have not stopped."""
+    now_s = 0.0
+    monkeypatch.setattr(source_reader, "monotonic", lambda: now_s)
+    wanted = left("emails", Source(names.messages, 0), 70)
+    for _ in range(2):
+        await fill(plain, names.messages, 1)
+        with pytest.raises(marq.BrokerUnavailable, match="ends before offset 70"):
+            await reader.copy(wanted)
+        now_s += source_reader.ABSENT_S / 2
+
+    assert values(await reader.copy(wanted)) == {70: None}
+
+
+async def test_a_topic_that_is_missing_does_not_hold_up_the_next_copies(
+    impatient: SourceReader, plain: AIOKafkaProducer, names: Names, prefix: str, logged: Callable[[], list[str]]
+) -> None:
+    """They may be for another owner; the one whose copy fails reports the error."""
+    missing = left("emails", Source(f"{prefix}.theirs@0123456789ab", 0), 7)
+    with pytest.raises(marq.BrokerUnavailable, match=re.escape(f"{prefix}.theirs")):
+        await impatient.copy(missing)
+
+    assert await impatient.copy(missing) == {}
+    assert logged() == []
 
 
 async def test_a_source_that_does_not_answer_is_left_alone_for_a_while(
@@ -194,9 +247,8 @@ async def test_incarnations_of_a_topic_are_read_one_after_another(
 ) -> None:
     """Both are the same partition, and only one of them still has its records."""
     topic = f"{prefix}.theirs"
-    await create(servers, topic)
+    former, present = Source(f"{topic}@0123456789ab", 0), await create(servers, topic)
     await fill(plain, topic, 3, b"any")
-    former, present = Source(f"{topic}@0123456789ab", 0), Source(f"{topic}@ba9876543210", 0)
 
     copied = await reader.copy(left("emails", former, 1, timestamp_ms=SENT_MS - 1) | left("emails", present, 1))
 
@@ -224,9 +276,8 @@ async def test_records_of_an_own_topic_may_have_any_key_and_lose_copied_headers(
     reader: SourceReader, plain: AIOKafkaProducer, servers: str, prefix: str
 ) -> None:
     topic = f"{prefix}.theirs"
-    await create(servers, topic)
+    source = await create(servers, topic)
     await fill(plain, topic, 2, b"customer-7")
-    source = Source(f"{topic}@0123456789ab", 0)
 
     copied = await reader.copy(left("emails", source, 1))
 

@@ -55,6 +55,7 @@ async def test_the_messages_around_it_are_delivered_and_it_becomes_a_dead_letter
     assert sorted(seen, reverse=True) == [(b"before", b"customer"), (b"after", b"customer")]
     [letter] = await backend.dead_letters(queue)
     assert (letter.id, letter.origin, letter.key, letter.body) == (place, place, b"customer", b"")
+    assert letter.attempt == 0
     assert f"{place} has {len(LARGE) + len(b'customer')} bytes" in letter.reason
     await backend.statistics(queue, too_large=1, acked=2, dead_lettered=1)
 

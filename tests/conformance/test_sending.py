@@ -206,7 +206,7 @@ async def test_a_message_that_its_topic_would_not_take_back_becomes_a_dead_lette
 
         [letter] = await backend.dead_letters(queue)
 
-    assert (letter.id, len(letter.body)) == (sent, LARGEST + 900 - len(queue))
+    assert (letter.id, letter.attempt, len(letter.body)) == (sent, 1, LARGEST + 900 - len(queue))
     assert letter.reason.startswith("too large for the messages topic with the headers")
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
+import yaml
 
 import marq
 from marq.client.outcomes import Outcome
@@ -122,6 +123,18 @@ def test_each_alert_that_is_shipped_is_on_the_page() -> None:
 
     assert len(names) > 5
     assert [name for name in names if f"`{name}`" not in PAGES["monitoring.md"]] == []
+
+
+def test_no_alert_misses_what_a_counter_counted_before_its_first_scrape() -> None:
+    """A worker that starts after an outage counts removed records at once, and increase() needs two samples."""
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yml").read_text(encoding="utf-8"))["groups"]
+    expressions = {rule["alert"]: rule["expr"] for group in rules for rule in group["rules"] if "for" not in rule}
+
+    risen = {alert: re.findall(r"\bincrease\((\w+)\[(\w+)\]\)", text) for alert, text in expressions.items()}
+    assert risen["MarqMessagesGone"]
+    for alert, counters in risen.items():
+        for counter, span in counters:
+            assert f"{counter} unless {counter} offset {span}" in expressions[alert], alert
 
 
 # --- the command check ------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 import urllib.error
 import urllib.request
@@ -204,6 +205,12 @@ def test_the_service_tells_its_health_and_metrics() -> None:
     assert samples["marq_pipeline_rows_total", "markers"] == 1
     assert samples["marq_pipeline_complete_timestamp_seconds", WINDOWS] == 2e9
     assert samples["marq_pipeline_unread_topics",] == 0
+
+
+def test_a_port_that_was_chosen_is_printed(follow: Follow, capsys: pytest.CaptureFixture[str]) -> None:
+    cli.main(["ingest", "--follow", "--metrics-port", "0"])
+
+    assert re.fullmatch(r"metrics on http://127\.0\.0\.1:[1-9]\d*/metrics\n", capsys.readouterr().out)
 
 
 def test_a_port_that_is_taken_is_an_error_with_its_option(follow: Follow, capsys: pytest.CaptureFixture[str]) -> None:

@@ -235,8 +235,8 @@ CORE_MUTANTS = (
         _FIRES,
         "transaction",
         (
-            "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, fire.lease.attempt",
-            "return DueAction(fire.source, fire.offset, fire.lease, Destination.NOWHERE, fire.lease.attempt",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.DEAD_LETTERS, attempts_used",
+            "return DueAction(fire.source, fire.offset, fire.lease, Destination.NOWHERE, attempts_used",
         ),
     ),
     mutant(
@@ -245,7 +245,7 @@ CORE_MUTANTS = (
         _FIRES,
         "attempts fidelity",
         (
-            "Destination.DEAD_LETTERS, fire.lease.attempt, cause)",
+            "Destination.DEAD_LETTERS, attempts_used(fire), cause)",
             "Destination.DEAD_LETTERS, fire.attempt, cause)",
         ),
     ),

@@ -128,7 +128,10 @@ def test_a_broker_gets_the_next_free_port_and_what_to_export_is_printed(
     assert (environment["MARQ_BOOTSTRAP_SERVERS"], environment["MARQ_PREFIX"]) == (address, "marq")
     # A restart after a change does not wait long for handlers.
     assert environment["MARQ_STOP_TIMEOUT"] == "9"
-    assert seen == {"MARQ_BOOTSTRAP_SERVERS": address, "MARQ_PREFIX": "marq", "MARQ_PROJECT": dev.project_name(Path())}
+    # Otherwise `marq check` would look for the worker at another port.
+    web = {"MARQ_WEB_PORT": environment["MARQ_WEB_PORT"]}
+    names = {"MARQ_PREFIX": "marq", "MARQ_PROJECT": dev.project_name(Path())}
+    assert seen == {"MARQ_BOOTSTRAP_SERVERS": address, **names, **web}
     said = capsys.readouterr().out
     assert "127.0.0.1:9092 is in use, so Kafka gets port 9094" in said
     assert "before you run your own programs: export MARQ_BOOTSTRAP_SERVERS=127.0.0.1:9094\n" in said

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,11 +17,13 @@ from aiokafka.producer.transaction_manager import TransactionManager
 
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
+from marq.core.storage.table_image import Place
 from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
+from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import encode
-from marq.wire.markers import Acquire, Cause, Payload, Source
+from marq.wire.markers import Acquire, Cause, LeftPayloads, Payload, Source
 from marq.wire.names import Names
 from marq.wire.payload_columns import Columns
 from marq_worker.owner.owner_context import OwnerContext
@@ -446,3 +448,46 @@ async def test_takeovers_that_fail_again_and_again_are_one_line_in_the_log(
 
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert lines == ["markers partition 3: KafkaConnectionError('the broker is gone'); taking it over again"]
+
+
+async def test_payloads_that_can_not_be_copied_are_reported_once_for_a_while(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def copier(left: object) -> dict[Place, Payload | None]:
+        raise BrokerUnavailable("too slow")
+
+    monkeypatch.setattr("marq_worker.owner.ownership.COPY_PAUSE_SECONDS", 0.0)
+    owner = Ownership(3, surroundings())
+
+    for _ in range(3):
+        await owner._copied(copier, {place(5): LEFT})
+
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line == "markers partition 3: payloads of 1 messages not copied from their records, trying again: too slow"
+
+
+async def test_removed_records_are_reported_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """Retention removes thousands at a time."""
+    owner = Ownership(0, surroundings(), state="owner")
+    owner.engine.begin(0, 0, 0)
+    left = Acquire("orders", 7, Source("theirs", 2), [5, 6, 9], 60_000, 5, LeftPayloads([77, 78, 79]))
+    record = SimpleNamespace(offset=0, value=encode(left), timestamp=1_000)
+    await owner._read(event(0), Fetched(0, 1, [record]))
+
+    async def copier(left: Mapping[Place, Payload]) -> dict[Place, Payload | None]:
+        return dict.fromkeys(left)
+
+    await owner._copied(copier, dict.fromkeys(map(place, (5, 6, 9)), LEFT))
+
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert line == (
+        "queue orders, record theirs/2/5 was removed before its payload was copied: messages=3 last=9. If their leases"
+        " expire, they become dead letters without their values. Keep records for longer than an outage of all workers"
+    )
+
+
+LEFT = Payload(77, 1, None, (), None, left=True)
+
+
+def place(offset: int) -> Place:
+    return Place("orders", Source("theirs", 2), offset)

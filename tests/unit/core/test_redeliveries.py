@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marq.core.deliveries.redelivery_records import Redelivery, reason, redelivery
-from marq.core.redeliver_or_dead_letter import Destination, DueAction
+from marq.core.redeliver_or_dead_letter import Destination, DueAction, dead_letter, resolve_due
 from marq.core.storage.rows import LeaseRow, State
+from marq.settings.queue import QueueSettings
 from marq.wire.error_texts import MAX_TEXT_BYTES, with_traceback
 from marq.wire.markers import MAX_TIME_MS, NOW, Cause, Payload, Source
 from marq.wire.record_headers import (
@@ -230,6 +231,31 @@ def test_a_long_error_is_cut() -> None:
 )
 def test_the_reason_says_what_happened_last(state: State, text: str, why: str) -> None:
     assert reason(fire(Destination.DEAD_LETTERS, state, text=text), Payload(SENT_MS, 1, None, (), b"x")) == why
+
+
+@pytest.mark.parametrize(
+    ("state", "counted", "attempts"),
+    [
+        (State.DELAYED, True, 0),
+        (State.LEASED, True, 1),
+        (State.LEASED, False, 0),
+        (State.RELEASED, True, 1),
+        (State.RELEASED, False, 0),
+        (State.REJECTED, True, 1),
+        (State.EXHAUSTED, True, 1),
+    ],
+)
+@pytest.mark.parametrize("cause", [Cause.TOO_LARGE, Cause.GONE])
+def test_a_message_that_can_not_be_delivered_again_has_the_attempts_that_it_used(
+    state: State, cause: Cause, attempts: int, *, counted: bool
+) -> None:
+    action = resolve_due(SOURCE, 17, LeaseRow("emails", 1, 1, 0, 0, state, counted, ""), QueueSettings())
+
+    dead = dead_letter(action, cause)
+
+    assert (dead.destination, dead.attempt) == (Destination.DEAD_LETTERS, attempts)
+    # The broker may refuse the dead letter, too.
+    assert dead_letter(dead, Cause.TOO_LARGE).attempt == attempts
 
 
 def test_a_record_of_a_plain_producer_is_a_first_delivery() -> None:

@@ -423,6 +423,22 @@ def test_a_partition_that_stopped_with_an_alarm_strands_its_messages_and_says_ho
     assert (report.findings, report.stranded, report.lost) == ([], 1, 0)
 
 
+@pytest.mark.parametrize(("attempts", "violations"), [(0, {}), (1, {"attempts": 2})])
+def test_a_message_whose_record_was_removed_before_its_handler_started_had_no_attempts(
+    attempts: int, violations: dict[str, int]
+) -> None:
+    def tell(story: Story) -> None:
+        story.send(0)
+        story.acquire("first", FIRST, 0, 0, counted=False)
+        story.kill("first")
+        story.tick(LEASE_MS)
+        story.history.add(LOG, "ok", "truncate", offset=1)
+        story.fire(0, Kind.DEAD_LETTERED, attempts, Cause.GONE)
+        story.dead(0, attempts)
+
+    assert judged(tell).violations == violations
+
+
 def test_an_uncounted_release_keeps_the_attempt() -> None:
     def told(story: Story) -> None:
         story.send(0)

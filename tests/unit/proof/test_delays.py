@@ -290,8 +290,8 @@ def test_a_cancel_that_comes_while_a_dead_letter_is_on_its_way_is_too_late() -> 
         story.tick(200)
         story.ask(CANCELLER, 0)
         story.tick()
-        story.mark(Fact(Kind.DEAD_LETTERED, QUEUE, TRACKER, DRAWN, [0], [1], [Cause.TOO_LARGE]))
-        headers = [("marq-id", f"{NAME}/0".encode()), ("marq-attempt", b"1"), ("marq-first-sent", b"4000")]
+        story.mark(Fact(Kind.DEAD_LETTERED, QUEUE, TRACKER, DRAWN, [0], [0], [Cause.TOO_LARGE]))
+        headers = [("marq-id", f"{NAME}/0".encode()), ("marq-attempt", b"0"), ("marq-first-sent", b"4000")]
         headers += [("marq-reason", b"large"), ("marq-origin", f"{NAME}/0".encode())]
         story.history.events.append(history.record(DEAD, 0, 1, QUEUE, b"q", value(0), headers, op="dead"))
         story.told("cancel", CANCELLER, 0, RequestOutcome.TOO_LATE)
