@@ -37,7 +37,7 @@ from lab.proof.fold import (
     Settings,
     Standing,
 )
-from lab.proof.key_order import is_resumed
+from lab.proof.key_order import LOST_VALUES, is_resumed
 from marq.wire.names import is_synthetic
 
 #: Room for marq's headers: a redelivery must be smaller than the topic's limit by this much.
@@ -47,8 +47,6 @@ NEVER = -1
 #: How long after its expiry a message may be delivered: a consumer checks it when it acquires it, and again while it
 #: waits in its buffer, but its process may be suspended.
 LATE_MS = 10_000
-#: The causes of dead letters whose messages the tracker can't deliver again.
-_LOST_VALUES = ("TOO_LARGE", "GONE")
 #: The cause of the end of a message that is too old to be delivered.
 _MESSAGE_EXPIRED = "MESSAGE_EXPIRED"
 #: How a due message ends by its state, and the cause; a redelivery only while attempts are left.
@@ -140,7 +138,7 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
     report = evidence.report
     dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
     wanted = evidence.may_be(trail.queue, "dead_letter", default=True)
-    if any(fact.cause in (*_LOST_VALUES, _MESSAGE_EXPIRED) for fact in dead):
+    if any(fact.cause in (*LOST_VALUES, _MESSAGE_EXPIRED) for fact in dead):
         # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
         wanted = {True}
     name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
@@ -153,7 +151,7 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
         others = [
             fact.attempt
             for fact in dead
-            if trail.queue in evidence.ordered or fact.cause in (*_LOST_VALUES, _MESSAGE_EXPIRED)
+            if trail.queue in evidence.ordered or fact.cause in (*LOST_VALUES, _MESSAGE_EXPIRED)
         ]
         attempts = [trail.attempt, *others]
         if event["id"] != trail.id or event["attempt"] != attempts[-1]:
@@ -180,7 +178,7 @@ def _fits(cause: str, state: str) -> bool:
     if cause == _MESSAGE_EXPIRED:
         return state in (LEASED, RELEASED, DELAYED)
     # A cancelled message is not redelivered, so its redelivery cannot be too large.
-    return cause == _ENDINGS[state][1] or (cause in _LOST_VALUES and state != CANCELLED)
+    return cause == _ENDINGS[state][1] or (cause in LOST_VALUES and state != CANCELLED)
 
 
 def _judge_decision(evidence: Evidence, trail: Trail, fire: Decision) -> None:
@@ -263,7 +261,7 @@ class _Judged(NamedTuple):
             self.find("cancelled", stood)
         elif (kind == ABANDONED) != (standing.state == DISPATCHED):
             self.find("dispatched", stood)
-        elif cause in _LOST_VALUES:
+        elif cause in LOST_VALUES:
             if kind != DEAD_LETTERED or attempt not in used:
                 self.find("attempts", stood)
         elif made in endings:

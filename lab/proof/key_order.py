@@ -32,6 +32,9 @@ from marq.wire.names import is_synthetic
 _LEASED = (LEASED, LEASED_IN_ORDER)
 _IN_PLACE = (*_LEASED, WAITING_IN_ORDER)
 
+#: The causes of dead letters whose messages the tracker can't deliver again.
+LOST_VALUES = ("TOO_LARGE", "GONE")
+
 
 class _Moment(NamedTuple):
     """A delivery, and where its log ended then."""
@@ -254,7 +257,9 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
         # Where the log ended by its time may be too late, and would excuse the delivery.
         earlier = [one for one in trail.deliveries if one.log_end is None or one.log_end <= ended_at]
         most = max((one.attempt for one in earlier if not _is_uncounted(trail, one)), default=0)
-        if fact.kind == "DEAD_LETTERED" and fact.attempt < most and fact.before is not None:
+        # That of a lost message, whose attempt a release may have taken back, is judged with the decision.
+        chosen = fact.kind == "DEAD_LETTERED" and fact.cause not in LOST_VALUES
+        if chosen and fact.attempt < most and fact.before is not None:
             find("attempts", trail, f"a dead letter of attempt {fact.attempt}, although {most} was delivered")
     limits = evidence.may_be(trail.queue, "max_attempts")
     last = max((limit for limit in limits if limit is not None), default=inf)

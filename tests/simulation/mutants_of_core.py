@@ -387,7 +387,7 @@ CORE_MUTANTS = (
         GROUPS,
         "a queue that joins a group begins where the group is",
         _POSITIONS,
-        "lost not-drained stuck",
+        "lost not-drained stuck order",
         (
             "return max(min((by_queue.get(queue, 0) for queue in queues), default=0), log_start)",
             "return max(max((by_queue.get(queue, 0) for queue in queues), default=0), log_start)",

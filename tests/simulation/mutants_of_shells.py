@@ -97,7 +97,7 @@ SHELL_MUTANTS = (
         REOPENING,
         "from_offset of messages in mixed ACQUIREs is always 0",
         _ACQUISITION,
-        "lost not-drained silent purged order",
+        "lost not-drained silent purged order not-durable",
         ("    known = taken.from_offset\n", "    known = 0\n"),
         acquire_failed=0.4,
     ),
