@@ -234,6 +234,7 @@ class Run:
         nothing to recompute.
         """
         if self._before["batch"] < 0:
+            # The first run has read everything.
             return None
         # Without messages there are no files to infer the schema from.
         new = self._spark.read.schema(_STAGED).parquet(f"{stage}/told")

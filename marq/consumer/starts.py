@@ -44,10 +44,10 @@ class Starts:
         self._prefetch = prefetch
         #: False if the attempts count from the beginning, and after the end.
         self._notes = settings.prefetch
-        #: Whether to look which messages user code has, and when those of the last look have been there for a while.
+        #: True if user code got messages since the last look; the time at which those of that look need their starts.
         self._looks = False
         self._due_s = inf
-        #: What handlers had then, what calls had returned then, and what they have returned since.
+        #: The messages that handlers had at that look, those that calls had returned, and those returned since.
         self._before: set[Message] = set()
         self._noting: list[Message] = []
         self._returned: list[Message] = []

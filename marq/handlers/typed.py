@@ -40,7 +40,7 @@ _WARNING = (
 
 
 class HandlersByType:
-    """What handles the messages of a queue; ``functions`` are its handlers by type, None for the one without a type.
+    """The handlers of a queue; ``functions`` has them by type, and the one without a type as None.
 
     Raises:
         ConfigError: values can't be decoded, or the handler without a type is decorated for types only.
