@@ -10,10 +10,10 @@ from pathlib import Path
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(pid: int, field: str = "VmRSS") -> int:
-    """Return ``VmRSS`` (now) or ``VmHWM`` (the peak) of a process; 0 if it has ended."""
+def memory_bytes(pid: int, field: str = "VmRSS", file: str = "status") -> int:
+    """Return ``VmRSS`` (now) or ``VmHWM`` (the peak) of a process, or another field of a file; 0 if it has ended."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/{file}").read_text()
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
@@ -59,7 +59,8 @@ class Meter:
 class ProcessTree:
     """A process and its descendants; a descendant that loses its parent still counts.
 
-    ``peak_bytes``: the peak of the resident memory of all of them together; shared pages count for each.
+    ``peak_bytes``: the peak of the resident memory of all of them together. Processes divide the pages that they share
+    (``Pss``), or a large process would count twice whenever it forks.
     """
 
     def __init__(self, root: int) -> None:
@@ -82,7 +83,10 @@ class ProcessTree:
             fields = stats[pid]
             self._cpu_seconds[pid] = _cpu_seconds(fields)
             resident += int(fields[21]) * _PAGE
-        self.peak_bytes = max(self.peak_bytes, resident)
+        # Linux walks all pages of a process to divide them, so only what may be a peak is looked at more closely.
+        if resident > self.peak_bytes:
+            divided = sum(memory_bytes(pid, "Pss", "smaps_rollup") for pid in self._known)
+            self.peak_bytes = max(self.peak_bytes, divided)
 
 
 def _cpu_seconds(fields: Sequence[str]) -> float:
