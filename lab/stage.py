@@ -19,7 +19,7 @@ from aiokafka.errors import KafkaError
 
 import marq
 from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
-from lab.program import Program, RunError, Worker, recorded, stop_all
+from lab.program import STOP_SECONDS, Program, RunError, Worker, recorded, stop_all
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
@@ -260,7 +260,7 @@ class Stage:
         """Send SIGTERM, and wait for the exit."""
         self.note("info", "stop", target=program.name)
         program.terminate()
-        await asyncio.to_thread(program.join)
+        await asyncio.to_thread(program.join, STOP_SECONDS)
 
     async def pause(self, program: Program, seconds: float) -> None:
         """Send SIGSTOP, and SIGCONT after this time."""
