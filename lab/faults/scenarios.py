@@ -177,8 +177,9 @@ def same_twice(kind: str, another: Step) -> Step:
 
     async def fault(stage: Stage) -> None:
         [former] = getattr(stage, kind)
-        await another(stage)
+        # It may stop before the other one is ready.
         former.ended_by_us = True
+        await another(stage)
         await stage.until(lambda: not former.running, f"{former.name} has stopped", FENCED_SECONDS)
         stage.note("info", "stop", target=former.name)
         require("joined" in former.log(), f"{former.name} does not say why it stopped:\n{former.log_tail()}")
