@@ -25,7 +25,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from lab.program import NewLines, Program
+from lab.program import Program, RunError
 from lab.proof.history import Event
 from marq.settings.client import ClientSettings
 from marq.wire.markers import LAST
@@ -34,7 +34,6 @@ from marq.wire.markers import LAST
 DONE = (0, 1)
 #: Longest time without progress. Spark needs a minute to start on a busy machine.
 LIMIT_SECONDS = 240.0
-_POLL_SECONDS = 0.2
 AUDIT_JOBS = (("ingest",), ("lifecycle",), ("audit", "--drained", "--json"))
 PLOTS_JOB = ("stats",)
 #: Directory of the deliveries that handlers finished, and the log of jobs that failed, next to the pipeline's tables.
@@ -102,7 +101,7 @@ def audit(
     jobs = [*AUDIT_JOBS, PLOTS_JOB] if plots else list(AUDIT_JOBS)
     with tempfile.TemporaryDirectory(prefix="marq-audit-", ignore_cleanup_errors=True) as folder:
         program = jobs_program(settings, data, jobs, Path(folder) / "audit.log")
-        jobs_log = JobsLog(program.log_file, progress)
+        jobs_log = JobsLog(progress)
         failure = ""
         try:
             _write_handled(data, finished(events))
@@ -128,49 +127,33 @@ def jobs_program(settings: ClientSettings, data: Path, jobs: Sequence[Sequence[s
 
 def _wait(program: Program, jobs_log: JobsLog, limit_s: float) -> str:
     """Wait until the jobs have ended; return why they failed, or ""."""
-    until_s = time.monotonic() + limit_s
-    while True:
-        ended = not program.running
-        if jobs_log.read():
-            until_s = time.monotonic() + limit_s
-        if ended:
-            code = program.exit_code
-            # A job that was killed had no time to say why: its last message is about something else.
-            why = jobs_log.message if code is not None and code > 0 else ""
-            return f"{jobs_log.job}: {why or f'its process ended with exit code {code}'}" if code != 0 else ""
-        if time.monotonic() > until_s:
-            return f"{jobs_log.job} made no progress for {limit_s:g} s"
-        time.sleep(_POLL_SECONDS)
+    try:
+        for line in program.lines(limit_s):
+            jobs_log.take(line)
+    except RunError:
+        return f"{jobs_log.job} made no progress for {limit_s:g} s"
+    code = program.exit_code
+    # A job that was killed had no time to say why: its last message is about something else.
+    why = jobs_log.message if code is not None and code > 0 else ""
+    return f"{jobs_log.job}: {why or f'its process ended with exit code {code}'}" if code != 0 else ""
 
 
 class JobsLog:
-    """Reads the output of the jobs while it runs."""
+    """Takes the output of the jobs, line by line."""
 
-    def __init__(self, log_file: Path, progress: AuditProgress | None = None) -> None:
-        self._lines = NewLines(log_file)
+    def __init__(self, progress: AuditProgress | None = None) -> None:
         self._progress = progress
-        self._outputs: dict[str, str] = {}
+        #: The output of each job that has ended.
+        self.outputs: dict[str, str] = {}
         #: The current job, and the last message.
         self.job = "ingest"
         self.message = ""
 
-    def read(self) -> bool:
-        """Read new lines; return whether there were any."""
-        lines = self._lines.read()
-        for line in lines:
-            self._take(line)
-        return bool(lines)
-
-    def outputs(self) -> dict[str, str]:
-        """Read new lines; return the output of each job that has ended."""
-        self.read()
-        return self._outputs
-
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> None:
         told = json.loads(line) if line.startswith('{"') else {}
         if "code" in told:
             if told["code"] in DONE:
-                self._outputs[told["job"]] = told["output"]
+                self.outputs[told["job"]] = told["output"]
         elif "job" in told:
             self.job, self.message = told["job"], ""
             if self._progress is not None:
@@ -183,10 +166,10 @@ class JobsLog:
 
     def audit(self, failure: str, *, plots: bool) -> Audit:
         """Return the result of the jobs that finished; ``failure`` says why others did not."""
-        ingested, drawn = "ingest" in self._outputs, PLOTS_JOB[0] in self._outputs
-        if "audit" not in self._outputs:
+        ingested, drawn = "ingest" in self.outputs, PLOTS_JOB[0] in self.outputs
+        if "audit" not in self.outputs:
             return Audit(failure=failure or "the audit has no result", ingested=ingested)
-        statistics = json.loads(self._outputs["audit"])
+        statistics = json.loads(self.outputs["audit"])
         return Audit(statistics, ingested=ingested, plots=drawn, plots_failure=failure if plots else "")
 
 

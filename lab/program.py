@@ -14,8 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,14 +55,12 @@ class NewLines:
         return text.decode(errors="replace").splitlines()
 
 
-class Program:
+class Program(ChildProcess):
     """A command with a log; it never outlives this process. It may write a history next to its log.
 
     A command that begins with an option runs with this Python. ``environment`` is on top of this process's variables.
     The ``temporary`` directories are deleted if this process dies.
     """
-
-    stdin = subprocess.DEVNULL
 
     def __init__(
         self,
@@ -74,47 +71,18 @@ class Program:
         *,
         directory: Path = ROOT,
         temporary: Sequence[Path] = (),
+        stdin: int = subprocess.DEVNULL,
     ) -> None:
+        command = [sys.executable, *command] if command[0].startswith("-") else command
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        super().__init__(
+            command, log_file, directory=directory, environment=environment, temporary=temporary, stdin=stdin
+        )
         self.name = name
-        self.command = [sys.executable, *command] if command[0].startswith("-") else list(command)
-        self.environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-        self.log_file = log_file
-        self.directory = directory
         #: True if this process ended it; see :meth:`check`.
         self.ended_by_us = False
         self.history = log_file.with_suffix(".jsonl")
         self._events = NewLines(self.history)
-        self._temporary = temporary
-        self._process: ChildProcess | None = None
-
-    def start(self) -> Self:
-        assert self._process is None, f"{self.name} was started before"
-        self._process = ChildProcess(
-            self.command,
-            self.log_file,
-            directory=self.directory,
-            environment=self.environment,
-            temporary=self._temporary,
-            stdin=self.stdin,
-        )
-        return self
-
-    @property
-    def process(self) -> ChildProcess:
-        assert self._process is not None, f"{self.name} was not started"
-        return self._process
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    @property
-    def running(self) -> bool:
-        return self._process is not None and self._process.running
-
-    @property
-    def exit_code(self) -> int | None:
-        return self.process.exit_code
 
     @property
     def has_killed_itself(self) -> bool:
@@ -133,29 +101,29 @@ class Program:
         return [json.loads(line) for line in self._events.read()]
 
     def terminate(self) -> None:
-        """Send SIGTERM."""
         self.ended_by_us = True
-        self.process.signal(signal.SIGTERM)
-
-    def join(self, limit_seconds: float = STOP_SECONDS) -> None:
-        """Wait for the end; kill -9 after the limit."""
-        self.process.wait(limit_seconds)
-        self.kill()
+        super().terminate()
 
     def kill(self) -> None:
-        """Send kill -9 to it and to the processes that it started. Idempotent."""
         self.ended_by_us = True
-        if self._process is not None:
-            self._process.kill()
+        super().kill()
 
-    def pause(self) -> None:
-        """Send SIGSTOP."""
-        self.process.pause()
-
-    def resume(self) -> None:
-        """Send SIGCONT."""
-        if self._process is not None:
-            self._process.resume()
+    def lines(self, limit_seconds: float) -> Iterator[str]:
+        """Yield the lines of its log until it ends; raise RunError if it writes none within the limit."""
+        new_lines = NewLines(self.log_file)
+        until_s = time.monotonic() + limit_seconds
+        while True:
+            # Before its lines, because it may write some and end between the two.
+            running = self.running
+            if lines := new_lines.read():
+                yield from lines
+                until_s = time.monotonic() + limit_seconds
+            elif not running:
+                return
+            elif time.monotonic() > until_s:
+                raise RunError(f"{self.name} wrote nothing for {limit_seconds:g} s: {self.log_tail()}")
+            else:
+                time.sleep(POLL_SECONDS)
 
     def log(self) -> str:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
@@ -170,7 +138,7 @@ class Program:
     def __exit__(self, *_: object) -> None:
         if self.running:
             self.terminate()
-            self.join()
+            self.join(STOP_SECONDS)
         self.kill()
 
 
@@ -180,7 +148,7 @@ def stop_all(programs: Sequence[Program]) -> None:
     for program in running:
         program.terminate()
     for program in running:
-        program.join()
+        program.join(STOP_SECONDS)
 
 
 def recorded(name: str, folder: Path, module: str, options: Sequence[str] = ()) -> list[str]:
@@ -296,40 +264,32 @@ class Worker(Program):
 
 
 class BenchClient(Program):
-    """A function in a process of its own, started at once; leaving the context kills it.
+    """A function in a process of its own; leaving the context kills it.
 
     It writes lines of JSON and waits for empty lines (:mod:`lab.bench.client`). The arguments must be ready for JSON.
     """
 
-    stdin = subprocess.PIPE
     limit_seconds = 300.0
 
     def __init__(self, function: Callable[..., object], *arguments: object) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="marq-client-", ignore_cleanup_errors=True)
         folder, name = Path(self._folder.name), f"{function.__module__}:{function.__name__}"
         command = ["-m", "lab.bench.client", name, json.dumps(arguments)]
-        super().__init__(function.__name__, command, {}, folder / "log", temporary=[folder])
-        self._new_lines = NewLines(self.log_file)
-        self._lines: deque[str] = deque()
-        self.start()
+        log_file = folder / "log"
+        super().__init__(function.__name__, command, {}, log_file, temporary=[folder], stdin=subprocess.PIPE)
+        self._told = self.lines(self.limit_seconds)
 
     def read(self) -> dict[str, Any]:
         """Return its next line; raise RunError if it ended, or wrote nothing within the limit."""
-        until_s = time.monotonic() + self.limit_seconds
-        while not self._lines:
-            running = self.running
-            self._lines += [line for line in self._new_lines.read() if line.startswith("{")]
-            if self._lines:
-                break
-            if not running or time.monotonic() > until_s:
-                raise RunError(f"{self.name} {'wrote nothing' if running else 'failed'}: {self.log_tail()}")
-            time.sleep(POLL_SECONDS)
-        line: dict[str, Any] = json.loads(self._lines.popleft())
-        return line
+        line = next((line for line in self._told if line.startswith("{")), None)
+        if line is None:
+            raise RunError(f"{self.name} failed: {self.log_tail()}")
+        told: dict[str, Any] = json.loads(line)
+        return told
 
     def go(self) -> None:
         """Let it continue."""
-        self.process.write(b"\n")
+        self.write(b"\n")
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -350,7 +310,7 @@ def measured(function: Callable[..., object], *arguments: object) -> dict[str, f
     """
     with BenchClient(function, *arguments) as client:
         measurements = client.read()
-        client.process.wait(client.limit_seconds)
+        client.wait(client.limit_seconds)
         if client.exit_code != 0:
             raise RunError(f"{client.name} failed, exit code {client.exit_code}: {client.log_tail()}")
     return measurements

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import math
 import time
@@ -19,7 +20,7 @@ from aiokafka.errors import KafkaError
 
 import marq
 from lab.consumer import HISTORY_VARIABLE, LEASE_SECONDS
-from lab.program import Program, RunError, Worker, recorded, stop_all
+from lab.program import STOP_SECONDS, Program, RunError, Worker, recorded, stop_all
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
@@ -260,7 +261,7 @@ class Stage:
         """Send SIGTERM, and wait for the exit."""
         self.note("info", "stop", target=program.name)
         program.terminate()
-        await asyncio.to_thread(program.join)
+        await asyncio.to_thread(program.join, STOP_SECONDS)
 
     async def pause(self, program: Program, seconds: float) -> None:
         """Send SIGSTOP, and SIGCONT after this time."""
@@ -317,18 +318,19 @@ class Stage:
         """Return a value that changes whenever the run makes progress; each change restarts the limit of a wait."""
         return None
 
-    async def until(
-        self, condition: Callable[[], bool | Awaitable[bool]], what: str, limit: float = LIMIT_SECONDS
-    ) -> None:
-        """Wait for a condition; raise RunError if it does not hold within the limit, or a program ended by itself."""
+    async def until(self, condition: Callable[[], Any], what: str, limit: float = LIMIT_SECONDS) -> Any:
+        """Wait until a condition, perhaps of an awaitable, returns something true; return that.
+
+        Raise RunError if it does not within the limit, or a program ended by itself.
+        """
         progress, until_s = self.progress(), time.monotonic() + limit
         while True:
             self.look()
             if progress != self.progress():
                 progress, until_s = self.progress(), time.monotonic() + limit
             met = condition()
-            if met if isinstance(met, bool) else await met:
-                return
+            if met := await met if inspect.isawaitable(met) else met:
+                return met
             if time.monotonic() > until_s:
                 raise RunError(f"time ran out before {what}: no progress for {limit:g} s\n{self.log_tails()}")
             await asyncio.sleep(POLL_SECONDS)
@@ -362,10 +364,14 @@ class Stage:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def finish(self, limit: float = DRAIN_SECONDS) -> None:
-        """End the load, wait until each message has ended, stop the consumers, and read the topics."""
+    async def finish(self) -> None:
+        """End the load, wait until each message has ended, and collect the events."""
         await self.end_load()
-        await self.drain(limit)
+        await self.drain()
+        await self.collect()
+
+    async def collect(self) -> None:
+        """Stop the consumers, and read the topics."""
         await asyncio.to_thread(stop_all, self.consumers)
         self.look()
         self.events.sort(key=lambda event: float(event["at_ms"]))

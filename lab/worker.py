@@ -14,11 +14,10 @@ from faust.cli.faust import cli
 
 from lab.proof import history
 from lab.recorder import Recorder, around, install, options_parser
+from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
 from marq.owner.transaction_content import OwnerTransaction
-from marq.wire.errors import CorruptMarker
-from marq.wire.marker_codec import decode
-from marq.wire.markers import Resumed, Source, Tick
+from marq.wire.markers import Batch, Resumed, Source, Tick
 from marq_worker.owner.ownership import Ownership
 
 
@@ -27,21 +26,21 @@ class WatchedOwners:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        #: Offset of the newest own TICK that each tracker has read back, by holder.
-        self._own_ticks: dict[int, int] = {}
+        #: Offset of the newest TICK of each tracker that was read, by holder.
+        self._ticks: dict[int, int] = {}
 
     def install(self) -> None:
         """Wrap Marq's functions in this process."""
         around(Ownership, "_take_over", self._take_over)
         around(Ownership, "perform", self._perform)
         around(Ownership, "_halt", self._halt)
-        around(Ownership, "_read", self._read)
+        around(LeaseBook, "fold", self._fold)
 
     async def _take_over(self, take_over: Any, owner: Ownership) -> None:
         await take_over(owner)
         # It writes its first TICK after this, behind the current end.
         _, end = await owner.context.log_range(owner.partition)
-        self._own_ticks.pop(owner.tracker.holder, None)
+        self._ticks.pop(owner.tracker.holder, None)
         holder, position = history.holder_name(owner.tracker.holder), owner.position
         self._recorder.add("ok", "own", holder=holder, log=_log(owner), fenced_at=end, position=position)
 
@@ -59,24 +58,15 @@ class WatchedOwners:
         self._recorder.add("ok", "halt", log=_log(owner), reason=alarm)
         await halt(owner, alarm)
 
-    async def _read(self, read: Any, owner: Ownership, event: Any, fetched: Any) -> None:
-        await read(owner, event, fetched)
-        self._note_ticks(owner, fetched.records)
-
-    def _note_ticks(self, owner: Ownership, records: Sequence[Any]) -> None:
-        for record in records:
-            if record.offset > owner.tracker.book.applied:
-                return
-            try:
-                batch = decode(record.value)
-            except CorruptMarker:
-                continue
-            if isinstance(batch, Tick) and batch.holder == owner.tracker.holder:
-                self._own_ticks[owner.tracker.holder] = record.offset
+    def _fold(self, fold: Any, book: LeaseBook, batch: Batch, append_time_ms: int, offset: int) -> int:
+        if isinstance(batch, Tick):
+            self._ticks[batch.holder] = offset
+        jump_ms: int = fold(book, batch, append_time_ms, offset)
+        return jump_ms
 
     def _note_fires(self, owner: Ownership, fires: Sequence[DueAction]) -> None:
         tracker = owner.tracker
-        holder, tick = history.holder_name(tracker.holder), self._own_ticks.get(tracker.holder)
+        holder, tick = history.holder_name(tracker.holder), self._ticks.get(tracker.holder)
         for fire in fires:
             self._recorder.add(
                 "invoke", "fire", holder=holder, queue=fire.lease.queue, source=history.log_name(fire.source),

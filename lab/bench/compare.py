@@ -50,7 +50,7 @@ class Tree:
         # Byte code is written, because the working tree may have some already.
         environment = {"PYTHONPATH": str(self.path), "PYTHONDONTWRITEBYTECODE": ""}
         with Program(name, command, environment, log_file, directory=self.path, temporary=[self.folder]) as program:
-            program.process.wait(LIMIT_SECONDS)
+            program.wait(LIMIT_SECONDS)
             if program.exit_code != 0:
                 raise RunError(f"{self.label}: exit code {program.exit_code}: {program.log_tail()}")
         return json.loads(result.read_text())

@@ -51,7 +51,7 @@ def measure(bench: Bench, share: float = 1.0) -> Measurements:
     bench.say(f"history: {truth.rows['markers']:,} markers in {time.monotonic() - began:.1f} s")
     data = bench.folder / client.names.prefix
     measurements: Measurements = {"markers": truth.rows["markers"]}
-    output: dict[str, str] = {}
+    jobs_log = JobsLog()
     for job, *options in AUDIT_JOBS:
         program = jobs_program(client, data, [(job, *options)], bench.folder / f"{job}.log")
         began = time.monotonic()
@@ -62,13 +62,14 @@ def measure(bench: Bench, share: float = 1.0) -> Measurements:
                 time.sleep(SAMPLE_SECONDS)
         if program.exit_code:
             raise RunError(f"{job} ended with exit code {program.exit_code}: {program.log_tail()}")
-        output |= JobsLog(program.log_file).outputs()
+        for line in program.log().splitlines():
+            jobs_log.take(line)
         measurements |= {
             f"{job}_seconds": time.monotonic() - began,
             f"{job}_cpu_seconds": tree.cpu_seconds,
             f"{job}_peak_mib": tree.peak_bytes / 2**20,
         }
-    compare(truth, output["ingest"], json.loads(output["audit"]))
+    compare(truth, jobs_log.outputs["ingest"], json.loads(jobs_log.outputs["audit"]))
     for table in ("markers", "messages", "lifecycle"):
         files = [file for file in (data / table).rglob("*") if file.is_file()]
         measurements[f"{table}_disk_mib"] = sum(file.stat().st_size for file in files) / 2**20

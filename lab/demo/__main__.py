@@ -76,7 +76,7 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
         keep = False
         try:
             run = DemoRun(plan, servers, settings.names.prefix, folder, partitions, display, broker)
-            run = asyncio.run(_play(run))
+            asyncio.run(run.carry_out())
             display.phase(f"check the history, {len(run.events):,} events")
             account = account_of(run.events, run.held_at_kill, run.rows_at_kill, plan.least_held, run.seconds)
             if not audits:
@@ -89,12 +89,6 @@ def _run(plan: DemoPlan, folder: Path, data: Path, notes: Console) -> tuple[Acco
         finally:
             if _given_servers() and not keep and (failure := asyncio.run(delete_topics(settings))):
                 display.say(f"warning: {failure}")
-
-
-async def _play(run: DemoRun) -> DemoRun:
-    async with run:
-        await run.carry_out()
-    return run
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from argparse import ArgumentParser
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,26 +146,27 @@ class DemoRun(Stage):
         #: Numbers of dead letters and redeliveries, from the workers' statistics.
         self._counts: tuple[int, ...] = ()
         #: Times of the messages that each consumer forgot, by its name.
-        self._forgotten: dict[str, deque[float]] = defaultdict(deque)
+        self._forgotten: dict[str, list[float]] = defaultdict(list)
         self._asking: asyncio.Task[dict[str, Any]] | None = None
         #: Leases of the consumer that was killed, and open rows of the worker that was.
         self.held_at_kill = self.rows_at_kill = 0
         self.seconds = 0.0
 
     async def carry_out(self) -> None:
-        """Carry out the run.
+        """Carry out the run, and end all programs.
 
         Raise RunError if a program ended by itself, or there was no progress within the plan's limit.
         """
-        try:
-            await self._play()
-        except (marq.MarqError, KafkaError) as error:
-            self._check_broker()
-            raise RunError(f"{error or type(error).__name__}\n{self.log_tails()}") from error
-        finally:
-            if self._asking is not None:
-                self._asking.cancel()
-                await asyncio.gather(self._asking, return_exceptions=True)
+        async with self:
+            try:
+                await self._play()
+            except (marq.MarqError, KafkaError) as error:
+                self._check_broker()
+                raise RunError(f"{error or type(error).__name__}\n{self.log_tails()}") from error
+            finally:
+                if self._asking is not None:
+                    self._asking.cancel()
+                    await asyncio.gather(self._asking, return_exceptions=True)
 
     async def _play(self) -> None:
         plan, phase = self._plan, self._display.phase
@@ -186,7 +187,7 @@ class DemoRun(Stage):
         await self.drain(self._limit_s)
         self.seconds = time.monotonic() - self._began_s
         phase("stop the consumers, and read the topics")
-        await self.finish(limit=self._limit_s)
+        await self.collect()
         self.events = history.by_time(self.events, history.wall_clock_ahead_s() * 1000)
 
     async def _all_ready(self) -> bool:
@@ -235,12 +236,8 @@ class DemoRun(Stage):
 
     def _most_held(self) -> tuple[int, Program]:
         since_s = time.monotonic() - self._plan.lease_seconds + _MARGIN_SECONDS
-        for times in self._forgotten.values():
-            while times and times[0] < since_s:
-                times.popleft()
-        return max(
-            ((len(self._forgotten[program.name]), program) for program in self.consumers), key=lambda pair: pair[0]
-        )
+        held = [(sum(at_s >= since_s for at_s in self._forgotten[one.name]), one) for one in self.consumers]
+        return max(held, key=lambda pair: pair[0])
 
     async def _kill_worker(self) -> None:
         """Send kill -9 to the worker with the most open rows, by its statistics."""

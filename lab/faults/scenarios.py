@@ -65,10 +65,11 @@ def then(*steps: Step) -> Step:
 
 
 def worker(*options: str, again: bool = False, **settings: Any) -> Step:
-    """Start a worker; ``again``: with the data of the newest one that has ended."""
+    """Start a worker; ``again``: with the data of one that has ended, which no running worker uses."""
 
     async def step(stage: Stage) -> None:
-        data = [former.data for former in stage.workers if not former.running][-1] if again else None
+        running = {former.data for former in stage.workers if former.running}
+        data = [former.data for former in stage.workers if former.data not in running][-1] if again else None
         await stage.worker(*options, data=data, **settings)
 
     return step
@@ -78,14 +79,14 @@ def consumer(*options: str) -> Step:
     return lambda stage: stage.consumer(*options)
 
 
-def end(kind: str, index: int, how: Callable[..., Any] = Stage.kill, *arguments: Any) -> Step:
-    """End one of the running ``workers`` or ``consumers``, or pause it."""
+def end(kind: str, which: int | random.Random, how: Callable[..., Any] = Stage.kill, *arguments: Any) -> Step:
+    """End one of the running ``workers`` or ``consumers``, or pause it: by its place, or at random."""
 
-    def running(stage: Stage) -> Program:
-        programs: list[Program] = getattr(stage, kind)
-        return [program for program in programs if program.running][index]
+    def chosen(stage: Stage) -> Program:
+        running: list[Program] = [program for program in getattr(stage, kind) if program.running]
+        return running[which] if isinstance(which, int) else which.choice(running)
 
-    return lambda stage: how(stage, running(stage), *arguments)
+    return lambda stage: how(stage, chosen(stage), *arguments)
 
 
 def doomed(point: str, after: int = 1) -> tuple[str, str]:
@@ -177,8 +178,9 @@ def same_twice(kind: str, another: Step) -> Step:
 
     async def fault(stage: Stage) -> None:
         [former] = getattr(stage, kind)
-        await another(stage)
+        # It may stop before the other one is ready.
         former.ended_by_us = True
+        await another(stage)
         await stage.until(lambda: not former.running, f"{former.name} has stopped", FENCED_SECONDS)
         stage.note("info", "stop", target=former.name)
         require("joined" in former.log(), f"{former.name} does not say why it stopped:\n{former.log_tail()}")
@@ -296,14 +298,18 @@ KILLS = 4
 FULL_SECONDS = 10.0
 
 
-def down(seconds: float = 0.0, end: Callable[[EmbeddedBroker], None] = EmbeddedBroker.kill) -> Step:
-    """End the only broker, and start it again after a while."""
+def down(
+    seconds: float = 0.0,
+    end: Callable[[EmbeddedBroker], object] = EmbeddedBroker.kill,
+    start: Callable[[EmbeddedBroker], object] = EmbeddedBroker.start,
+) -> Step:
+    """End the only broker, or pause it, and start it again after a while."""
 
     async def fault(stage: Stage) -> None:
         with stage.fault("cut", EVERYBODY):
             await asyncio.to_thread(end, stage.place)
             await stage.play(seconds)
-            await asyncio.to_thread(stage.place.start)
+            await asyncio.to_thread(start, stage.place)
 
     return fault
 
@@ -323,15 +329,10 @@ def leader_killed(partition: int) -> Step:
 
 
 async def leader_of(stage: Stage, partition: int) -> int:
-    topic, leaders = stage.settings.names.markers, list[int]()
-
-    async def led() -> bool:
-        leader = await stage.place.leader_of(topic, partition)
-        leaders.extend([] if leader is None else [leader])
-        return bool(leaders)
-
-    await stage.until(led, f"{topic}/{partition} has a leader")
-    return leaders[0]
+    topic = stage.settings.names.markers
+    leading = partial(stage.place.leader_of, topic, partition)
+    leader: int = await stage.until(leading, f"{topic}/{partition} has a leader")
+    return leader
 
 
 async def too_few(stage: Stage) -> None:
@@ -593,13 +594,12 @@ DELAYING = {"own": "delay = 1.5\n"}
 
 def random_consumer_and_worker_killed(turn: int) -> Step:
     """Kill a consumer and the worker; the worker keeps its data in the first turn only."""
-
-    async def random_consumer_killed(stage: Stage) -> None:
-        consumers = [program for program in stage.consumers if program.running]
-        await stage.kill(random.Random(stage.seed + turn).choice(consumers))
-
     lost = [data_lost] if turn else []
-    return then(random_consumer_killed, worker_killed(*lost), consumer(*FAILING))
+    return then(
+        lambda stage: end("consumers", random.Random(stage.seed + turn))(stage),
+        worker_killed(*lost),
+        consumer(*FAILING),
+    )
 
 
 async def redriven_under_a_kill(stage: Stage) -> None:
@@ -643,13 +643,8 @@ async def _redrive_all(letters: DeadLetters, queues: Sequence[str]) -> None:
 
 async def abandoned_are_counted(stage: Stage) -> None:
     """Compare the worker's counts of the queue without ordering; a busy worker may not answer at once."""
-    counts: dict[str, float] = {}
-
-    async def answered() -> bool:
-        counts.update(await asyncio.to_thread(stage.workers[-1].row, QUEUE, "worker"))
-        return bool(counts)
-
-    await stage.until(answered, "the worker returns its counts")
+    counting = partial(asyncio.to_thread, stage.workers[-1].row, QUEUE, "worker")
+    counts = await stage.until(counting, "the worker returns its counts")
     sent = stage.accepted_by[QUEUE]
     lost = sent - counts["acked"] - counts["dead_lettered"]
     require(

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from lab.consumer import LEASE_SECONDS
-from lab.faults.scenario import Scenario, begin
-from lab.faults.scenarios import down, require
-from lab.proof.evidence import EVERYBODY
+from lab.faults.scenario import Scenario, Step, begin
+from lab.faults.scenarios import consumer, down, end, require, then, worker
 from lab.resources import memory_bytes, open_files
 from lab.stage import SESSION_SECONDS, Stage
 from marq_worker.broker import EmbeddedBroker
@@ -29,10 +28,19 @@ SAMPLE_SECONDS = 1.0
 #: has received yet.
 GROWTH = 1.5
 SLACK = {"worker_mib": 50.0, "consumer_mib": 50.0, "broker_mib": 200.0, "files": 100.0, "open": 500.0, "backlog": 500.0}
-FAULTS = (
-    "consumer killed", "consumer paused", "worker killed", "worker paused", "worker restarted", "broker killed",
-    "broker paused",
-)  # fmt: skip
+
+
+def faults(chance: random.Random) -> dict[str, Step]:
+    """Return the faults that may come next, by name."""
+    return {
+        "consumer killed": then(end("consumers", chance), consumer()),
+        "consumer paused": end("consumers", chance, Stage.pause, chance.uniform(1, 4 * LEASE_SECONDS)),
+        "worker killed": then(end("workers", chance), worker(again=True)),
+        "worker paused": end("workers", chance, Stage.pause, chance.uniform(1, 2 * SESSION_SECONDS)),
+        "worker restarted": then(end("workers", chance, Stage.stop), worker(again=True)),
+        "broker killed": down(),
+        "broker paused": down(chance.uniform(1, 10), EmbeddedBroker.pause, EmbeddedBroker.resume),
+    }
 
 
 class Soak:
@@ -53,38 +61,14 @@ class Soak:
         try:
             while (left_s := until_s - time.monotonic()) > SECONDS_BETWEEN_FAULTS / 2:
                 await stage.play(min(SECONDS_BETWEEN_FAULTS / 2, left_s))
-                name = chance.choice(FAULTS)
+                name, fault = chance.choice([*faults(chance).items()])
                 print(f"{time.monotonic() - began_s:6.0f} s  {name}", flush=True)
                 next_s = time.monotonic() + SECONDS_BETWEEN_FAULTS / 2
-                await self._act(name, stage, chance)
+                await then(fault, Stage.owned)(stage)
                 await stage.play(max(0, next_s - time.monotonic()))
         finally:
             sampling.cancel()
             await asyncio.gather(sampling, return_exceptions=True)
-
-    async def _act(self, fault: str, stage: Stage, chance: random.Random) -> None:
-        worker = chance.choice([program for program in stage.workers if program.running])
-        consumer = chance.choice([program for program in stage.consumers if program.running])
-        match fault:
-            case "consumer killed":
-                await stage.kill(consumer)
-                await stage.consumer()
-            case "consumer paused":
-                await stage.pause(consumer, chance.uniform(1, 4 * LEASE_SECONDS))
-            case "worker killed" | "worker restarted":
-                await (stage.kill if fault == "worker killed" else stage.stop)(worker)
-                await stage.worker(data=worker.data)
-            case "worker paused":
-                await stage.pause(worker, chance.uniform(1, 2 * SESSION_SECONDS))
-            case "broker killed":
-                await down()(stage)
-            case "broker paused":
-                with stage.fault("cut", EVERYBODY):
-                    stage.place.pause()
-                    await stage.play(chance.uniform(1, 10))
-                    stage.place.resume()
-                    await stage.owned()
-        await stage.owned()
 
     async def _sample(self, stage: Stage) -> None:
         while True:

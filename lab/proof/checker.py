@@ -133,7 +133,7 @@ def _judge_record(evidence: Evidence, trail: Trail) -> None:
     _judge_delay(evidence, trail)
     if trail.redriven:
         _judge_redriven(evidence, trail)
-    report.delayed += any(standing is not None and standing.state == DELAYED for _, standing in trail.changes)
+    report.delayed += any(standing.state == DELAYED for standing in trail.standings())
 
 
 def _judge_delay(evidence: Evidence, trail: Trail) -> None:
@@ -143,7 +143,7 @@ def _judge_delay(evidence: Evidence, trail: Trail) -> None:
         return
     if any(what == LEFT_OUT for _, what in trail.contents):
         return
-    first = next((standing for _, standing in trail.changes), None)
+    first = next(iter(trail.standings()), None)
     dues_ms = {trail.time_ms + delay_ms for delay_ms in delays_ms}
     if trail.deliveries or (first is not None and (first.state != DELAYED or first.due_ms not in dues_ms)):
         evidence.report.find("early", trail, f"its queue delays it until {dues_ms}, it stood {first}")

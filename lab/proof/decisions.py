@@ -138,7 +138,8 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
     report = evidence.report
     dead = [fact for fact in trail.facts[:1] if fact.kind == DEAD_LETTERED]
     wanted = evidence.may_be(trail.queue, "dead_letter", default=True)
-    if any(fact.cause in (*LOST_VALUES, _MESSAGE_EXPIRED) for fact in dead):
+    unhandled = [fact for fact in dead if fact.cause in (*LOST_VALUES, _MESSAGE_EXPIRED)]
+    if unhandled:
         # No handler gave it up, so it is always kept; an expired message that is dropped is CANCELLED.
         wanted = {True}
     name = "rejected" if any(fact.cause == "REJECTED" for fact in dead) else "transaction"
@@ -146,15 +147,10 @@ def _judge_deaths(evidence: Evidence, trail: Trail) -> None:
         report.find(name, trail, f"{len(dead)} facts, {len(trail.deaths)} dead letters")
     if trail.deaths and wanted == {False}:
         report.find(name, trail, f"{trail.queue} keeps no dead letters")
+    # It has the number of attempts used.
+    used = [fact.attempt for fact in (dead if trail.queue in evidence.ordered else unhandled)] or [trail.attempt]
     for event in trail.deaths:
-        # It has the number of attempts used.
-        others = [
-            fact.attempt
-            for fact in dead
-            if trail.queue in evidence.ordered or fact.cause in (*LOST_VALUES, _MESSAGE_EXPIRED)
-        ]
-        attempts = [trail.attempt, *others]
-        if event["id"] != trail.id or event["attempt"] != attempts[-1]:
+        if event["id"] != trail.id or event["attempt"] != used[0]:
             report.find("fidelity", trail, f"dead letter {event['id']} {event['attempt']}")
 
 
@@ -239,7 +235,7 @@ class _Judged(NamedTuple):
                 self.find("not-open", "it was never acquired")
             return
         place = standing.state, standing.holder
-        before = [other for offset, other in trail.changes if offset <= applied and other is not None]
+        before = trail.standings(applied + 1)
         name = "early"
         if any((other.state, other.holder) == place and other.due_ms <= clock_ms for other in before):
             name = "renewed" if standing.state in HELD else "moved" if standing.state in WAITING else name

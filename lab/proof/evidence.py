@@ -50,6 +50,15 @@ class HandlerDelivery(NamedTuple):
     time_ms: int = -1
     group: str = ""
 
+    @property
+    def until(self) -> float:
+        """Where the log ended then; infinite if that is not known."""
+        return inf if self.log_end is None else self.log_end
+
+    def has(self, standing: Standing) -> bool:
+        """Whether a standing is that of this delivery's holder and attempt."""
+        return (standing.holder, standing.attempt) == (self.holder, self.attempt)
+
 
 class TrackerFact(NamedTuple):
     """What a tracker did with a record; ``before`` is its standing until then, ``number`` the event's number."""
@@ -227,6 +236,10 @@ class Trail:
     def offset(self) -> int:
         return int(self.place.rpartition("/")[2])
 
+    def standings(self, until: float = inf) -> list[Standing]:
+        """Return its standings before an offset of its log, in order."""
+        return [standing for offset, standing in self.changes if offset < until and standing is not None]
+
     def at(self, applied: int) -> Standing | None:
         """Return its standing after a record of its log."""
         for offset, standing in reversed(self.changes):
@@ -247,26 +260,13 @@ class Trail:
         return self.acked_at is not None or bool(self.facts)
 
 
-class ProcessFaults:
-    """A process, and the faults that hit it: (first event, last event, kind)."""
+@dataclass(slots=True)
+class Fault:
+    """A fault: the numbers of its first and last event, and its kind."""
 
-    def __init__(self) -> None:
-        self.faults: list[list[Any]] = []
-
-    def suffer(self, number: int, type_: str, op: str) -> None:
-        if type_ == "ok":
-            for fault in reversed(self.faults):
-                # Skip faults that have ended. Pauses can overlap, because a paused process also records its own stall.
-                if fault[2] == op and fault[1] == float("inf"):
-                    fault[1] = number
-                    return
-        lasting = type_ == "invoke" or op in ("kill", "stop")
-        self.faults.append([number, float("inf") if lasting else number, op])
-
-    def suffered(self, since: int, until: int) -> set[str]:
-        """Return its faults between two events, including those that began earlier and were not over."""
-        end = bisect_left(self.faults, [until])
-        return {op for _, last, op in self.faults[:end] if last >= since}
+    first: int
+    last: float
+    op: str
 
 
 @dataclass(slots=True, eq=False)
@@ -353,11 +353,6 @@ class MarkersLog(Fold):
         return tick[1] if tick is not None and tick[0] == offset else None
 
 
-def last_standing(trail: Trail) -> Standing | None:
-    """Return the standing of a record, or the last one before it was closed."""
-    return next((standing for _, standing in reversed(trail.changes) if standing is not None), None)
-
-
 #: Requests that a trail keeps: by these, a consumer acquires a message, and ends or releases it.
 _KEPT = ("acquire", "ack", "release", "reject")
 
@@ -373,7 +368,8 @@ class Evidence:
         #: The trails of each place, including that of requests that name no queue.
         self.places: dict[str, tuple[Trail, ...]] = {}
         self.logs: dict[str, MarkersLog] = {}
-        self.processes: dict[str, ProcessFaults] = defaultdict(ProcessFaults)
+        #: The faults of each process, log, and queue's group.
+        self.faults: dict[str, list[Fault]] = defaultdict(list)
         #: The process behind each holder.
         self.process_of: dict[str, str] = {}
         #: Where the last purge of each queue and source ends.
@@ -428,9 +424,13 @@ class Evidence:
         return any(number < until and start > trail.offset for number, start in truncations)
 
     def befell(self, *names: str, since: int = 0, until: int | None = None) -> set[str]:
-        """Return the faults that hit processes, logs, or queues' groups between two events, or ever."""
+        """Return the faults that hit processes, logs, or queues' groups between two events, or ever.
+
+        Those that began earlier and were not over count, too.
+        """
         until = self.number if until is None else until
-        return {op for name in names if name in self.processes for op in self.processes[name].suffered(since, until)}
+        faults = [fault for name in names for fault in self.faults.get(name, ())]
+        return {fault.op for fault in faults if fault.first < until and fault.last >= since}
 
     # --- senders and consumers ----------------------------------------------------------------------------------------
 
@@ -445,9 +445,18 @@ class Evidence:
         call.events.append(self.number)
         call.outcome, call.record = event["type"], event.get("record", "")
 
-    def _named(self, event: Event) -> Iterable[Trail]:
-        queue, source = intern(event["queue"]), event["source"]
-        return [self.trail((queue, f"{source}/{offset}")) for offset in event["offsets"]]
+    def _named(self, event: Event) -> Sequence[Trail]:
+        """Return the trails of the records that an event names."""
+        return [self._named_at(event, f"{event['source']}/{offset}") for offset in event["offsets"]]
+
+    def _named_at(self, event: Event, place: str) -> Trail:
+        return self._noted((intern(event["queue"]), place))
+
+    def _noted(self, key: Key) -> Trail:
+        """Return a trail, and note that the current event is about it."""
+        trail = self.trail(key)
+        trail.events.append(self.number)
+        return trail
 
     def trail(self, key: Key) -> Trail:
         trail = self.trails.get(key)
@@ -455,9 +464,6 @@ class Evidence:
             trail = self.trails[key] = Trail(*key)
             self.places[trail.place] = (*self.places.get(trail.place, ()), trail)
         return trail
-
-    def _trail_of(self, event: Event, place: str) -> Trail:
-        return self.trail((intern(event["queue"]), place))
 
     def _take_write(self, event: Event) -> None:
         """Note that a client writes markers (ACQUIRE, an outcome, RENEW), or commits."""
@@ -468,7 +474,6 @@ class Evidence:
         lost = set(event.get("lost", ()))
         took_ms = event.get("took_ms", 0)
         for offset, trail in zip(event["offsets"], self._named(event), strict=True):
-            trail.events.append(number)
             if took_ms > trail.slowest_ms:
                 trail.slowest_ms = took_ms
             if type_ == "invoke":
@@ -490,14 +495,12 @@ class Evidence:
         outcomes = event.get("outcomes", ()) if event["type"] == "ok" else ()
         self.told |= bit
         for index, trail in enumerate(self._named(event)):
-            trail.events.append(self.number)
             trail.said |= bit
             if outcomes:
                 trail.told += (Told(kind, holder, outcomes[index]),)
 
     def _take_deliver(self, event: Event) -> None:
-        trail = self._trail_of(event, event["record"])
-        trail.events.append(self.number)
+        trail = self._named_at(event, event["record"])
         holder, place = intern(event["holder"]), (event.get("log_end"), event.get("time_ms", -1))
         delivery = HandlerDelivery(self.number, holder, event.get("attempt", 1), *place, intern(event["group"]))
         trail.deliveries += (delivery,)
@@ -510,15 +513,19 @@ class Evidence:
             self.redriven += [f"{event['source']}/{offset}" for offset in event["offsets"]]
 
     def _take_hang(self, event: Event) -> None:
-        trail = self._trail_of(event, event["record"])
-        trail.events.append(self.number)
-        trail.hung = True
+        self._named_at(event, event["record"]).hung = True
 
     def _take_skipped(self, event: Event) -> None:
         self.skipped[event["source"]].append((event["start"], event["end"]))
 
     def _take_fault(self, event: Event) -> None:
-        self.processes[event["target"]].suffer(self.number, event["type"], event["op"])
+        type_, op, faults = event["type"], event["op"], self.faults[event["target"]]
+        # Pauses can overlap, because a paused process also records its own stall.
+        lasting = [fault for fault in faults if fault.op == op and fault.last == inf]
+        if type_ == "ok" and lasting:
+            lasting[-1].last = self.number
+        else:
+            faults.append(Fault(self.number, inf if type_ == "invoke" or op in ("kill", "stop") else self.number, op))
 
     # --- trackers -----------------------------------------------------------------------------------------------------
 
@@ -556,9 +563,7 @@ class Evidence:
             self._version_of.get(event["process"]),
             self.number,
         )  # fmt: skip
-        trail = self._trail_of(event, f"{event['source']}/{event['offset']}")
-        trail.events.append(self.number)
-        trail.decisions += (decision,)
+        self._named_at(event, f"{event['source']}/{event['offset']}").decisions += (decision,)
 
     def _take_halt(self, event: Event) -> None:
         self.log(event["log"]).halted = event["reason"]
@@ -567,8 +572,7 @@ class Evidence:
 
     def _take_record(self, event: Event) -> None:
         place = f"{event['process']}/{event['offset']}"
-        trail = self._trail_of(event, place)
-        trail.events.append(self.number)
+        trail = self._named_at(event, place)
         trail.id = event.get("id", place)
         trail.content, trail.size = event["content"], event["size"]
         trail.attempt = event.get("attempt", 1)
@@ -584,8 +588,7 @@ class Evidence:
         if event["type"] != "ok":
             return
         self.letters[f"{event['process']}/{event['offset']}"] = event
-        trail = self._trail_of(event, event["origin"])
-        trail.events.append(self.number)
+        trail = self._named_at(event, event["origin"])
         trail.deaths += (event,)
         trail.say_content(self.number, event["content"])
 
@@ -653,15 +656,14 @@ class Evidence:
         """Return the trails that a marker concerns; a request that names no queue has one of its own."""
         place = f"{event['source']}/{offset}"
         if event["queue"] != ANY_QUEUE or event["kind"] != "ACK":
-            return [self._trail_of(event, place)]
+            return [self._named_at(event, place)]
         # A late ACK concerns the messages that were once open at its place.
         keys = log.acknowledged(event, offset) or log.named(event, offset)
-        return [self.trail(key) for key in keys] or [self._trail_of(event, place)]
+        return [self._noted(key) for key in keys] or [self._named_at(event, place)]
 
     def _note_marker(self, log: MarkersLog, event: Event, index: int, trail: Trail) -> None:
         kind, number = event["kind"], self.number
         bit = BITS.get(kind.lower(), 0)
-        trail.events.append(number)
         trail.written |= bit
         trail.log = log.name
         if bit == RELEASE and (not event["counted"] or event["delays_ms"][index] == LAST):
@@ -682,7 +684,7 @@ class Evidence:
         elif bit == ACK and trail.acked_at is None:
             trail.acked_at = event["offset"]
         elif kind in FACTS:
-            before = last_standing(trail)
+            before = next(reversed(trail.standings()), None)
             made = event["attempts"][index], event["causes"][index], event["holder"]
             trail.facts += (TrackerFact(kind, *made, log.name, event["offset"], before, number),)
         elif kind == "ANSWERED":

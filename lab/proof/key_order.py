@@ -84,8 +84,7 @@ def _judge_line(evidence: Evidence, trails: Sequence[Trail]) -> None:
             continue
         # Its consumer may not know yet that a purge has ended messages in flight.
         purged = trail.offset < evidence.purges_in_flight.get((trail.queue, trail.source), 0)
-        before = [standing for offset, standing in trail.changes if offset < end and standing is not None]
-        if not purged and any(standing.state == CANCELLED for standing in before):
+        if not purged and any(standing.state == CANCELLED for standing in trail.standings(end)):
             evidence.report.find("cancelled", moment, "it was cancelled")
         if ends[index] < int(delivery.holder, 16) >> HOLDER_BITS:
             evidence.report.find("order", moment, f"its consumer resumed after its end at {ends[index]}")
@@ -270,14 +269,9 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
 
 def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:
     """Return a delivered message's standing after its holder released it and before its next delivery."""
-    before: Standing | None = None
-    for offset, standing in trail.changes:
-        if delivery.log_end is not None and offset >= delivery.log_end:
-            break
-        held = before is not None and before.holder == former.holder and before.attempt == former.attempt
-        if held and standing is not None and standing.state == WAITING_IN_ORDER:
+    for before, standing in pairwise(trail.standings(delivery.until)):
+        if standing.state == WAITING_IN_ORDER and former.has(before):
             return standing
-        before = standing
     return None
 
 
@@ -285,14 +279,8 @@ def _is_started(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery
     """Whether the log says that user code had a delivered message when its lease ended, before its next delivery."""
     if _gave_up(trail, former, delivery):
         return False
-    held = [
-        standing
-        for offset, standing in trail.changes
-        if (delivery.log_end is None or offset < delivery.log_end)
-        and standing is not None
-        and standing.state in _LEASED
-        and (standing.holder, standing.attempt) == (former.holder, former.attempt)
-    ]
+    seen = trail.standings(delivery.until)
+    held = [standing for standing in seen if standing.state in _LEASED and former.has(standing)]
     # A consumer acquires a message again under its old holder, and with the same attempt if that did not count.
     former_lease = [standing for standing in held if standing.since_ms < held[-1].since_ms] or held
     return bool(former_lease) and former_lease[-1].counted
@@ -300,12 +288,7 @@ def _is_started(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery
 
 def _is_uncounted(trail: Trail, delivery: HandlerDelivery) -> bool:
     """Whether the log says that the attempt of a delivery never counted."""
-    place = delivery.holder, delivery.attempt
-    counted = [
-        standing.counted
-        for _, standing in trail.changes
-        if standing is not None and (standing.holder, standing.attempt) == place
-    ]
+    counted = [standing.counted for standing in trail.standings() if delivery.has(standing)]
     return bool(counted) and not any(counted)
 
 

@@ -135,7 +135,8 @@ class EmbeddedBroker:
     def stop(self, limit_seconds: float = STOP_LIMIT_SECONDS) -> None:
         """Stop cleanly and keep the data; kill -9 after `limit_seconds`. Does nothing if it does not run."""
         if self._process is not None:
-            self._process.stop(limit_seconds)
+            self._process.terminate()
+            self._process.join(limit_seconds)
             self._process = None
         self._unlock()
 
@@ -231,7 +232,7 @@ class EmbeddedBroker:
             directory=directory.path,
             environment={**os.environ, **self._environment},
             temporary=directory.temporary,
-        )
+        ).start()
         try:
             if _wait_until_ready(self._process, host, port, membership.node_id, limit_seconds):
                 return None

@@ -6,8 +6,9 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Self
 
 _WATCHDOG = Path(__file__).with_name("watchdog.py")
 
@@ -26,7 +27,7 @@ class ChildProcess:
     """A process in its own session, so that Ctrl-C in the terminal reaches this program first.
 
     ``log_file`` receives its output. The watchdog deletes the ``temporary`` directories. `write` needs
-    ``stdin=subprocess.PIPE``.
+    ``stdin=subprocess.PIPE``. Until `start`, its attributes may be changed.
     """
 
     def __init__(
@@ -39,43 +40,62 @@ class ChildProcess:
         temporary: Sequence[Path] = (),
         stdin: int = subprocess.DEVNULL,
     ) -> None:
-        with log_file.open("wb") as output:
+        self.command = command
+        self.log_file = log_file
+        self.directory = directory
+        self.environment = environment
+        self._temporary = temporary
+        self._stdin = stdin
+        self._process: subprocess.Popen[bytes] | None = None
+        self._end: Callable[[], object] = lambda: None
+        self._paused = False
+
+    def start(self) -> Self:
+        """Start the process and its watchdog."""
+        assert self._process is None, f"{self.command} was started before"
+        with self.log_file.open("wb") as output:
             self._process = subprocess.Popen(
-                command,
-                stdin=stdin,
+                self.command,
+                stdin=self._stdin,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                cwd=directory,
-                env=dict(environment),
+                cwd=self.directory,
+                env=dict(self.environment),
                 start_new_session=True,
             )
-        self._watchdog = watch(self._process.pid, temporary)
-        self._paused = False
+        watchdog = watch(self._process.pid, self._temporary)
         # At most once: later, another process may have the same id.
-        self._end = weakref.finalize(self, _end, os.getpid(), self._process, self._watchdog)
+        self._end = weakref.finalize(self, _end, os.getpid(), self._process, watchdog)
+        return self
+
+    @property
+    def _started(self) -> subprocess.Popen[bytes]:
+        assert self._process is not None, f"{self.command} was not started"
+        return self._process
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._started.pid
 
     @property
     def running(self) -> bool:
         """Whether the process exists, paused or not."""
-        return self._process.poll() is None
+        return self._process is not None and self._process.poll() is None
 
     @property
     def exit_code(self) -> int | None:
-        return self._process.poll()
+        return self._started.poll()
 
     def write(self, data: bytes) -> None:
         """Write to its standard input."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(data)
-        self._process.stdin.flush()
+        stdin = self._started.stdin
+        assert stdin is not None
+        stdin.write(data)
+        stdin.flush()
 
     def signal(self, number: int) -> None:
         """Send a signal to the process, but not to processes that it started."""
-        self._process.send_signal(number)
+        self._started.send_signal(number)
 
     def pause(self) -> None:
         """SIGSTOP to its group; returns when the process has stopped."""
@@ -95,13 +115,16 @@ class ChildProcess:
     def wait(self, limit_seconds: float) -> bool:
         """Return whether the process ends within the limit."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(limit_seconds)
+            self._started.wait(limit_seconds)
         return not self.running
 
-    def stop(self, limit_seconds: float) -> None:
-        """SIGTERM, and kill -9 after the limit."""
+    def terminate(self) -> None:
+        """SIGTERM."""
         self.resume()  # a stopped process does not see SIGTERM
         self.signal(signal.SIGTERM)
+
+    def join(self, limit_seconds: float) -> None:
+        """Wait for the end; kill -9 after the limit."""
         self.wait(limit_seconds)
         self.kill()
 

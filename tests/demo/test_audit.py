@@ -20,27 +20,25 @@ def ended(job: str, output: str = "", code: int = 0) -> list[dict[str, Any]]:
     return [{"job": job}, {"job": job, "code": code, "output": output}]
 
 
-def lines(*told: dict[str, Any] | str) -> str:
-    return "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in told)
+def taken(*told: dict[str, Any] | str, progress: Any = None) -> JobsLog:
+    jobs_log = JobsLog(progress)
+    for line in told:
+        jobs_log.take(line if isinstance(line, str) else json.dumps(line))
+    return jobs_log
 
 
-def test_an_audit_is_read_from_the_output_of_its_jobs(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(lines(*ended("ingest"), *ended("lifecycle"), *ended("audit", json.dumps(STATISTICS), 1)))
-    reading = JobsLog(log)
+def test_an_audit_is_read_from_the_output_of_its_jobs() -> None:
+    jobs_log = taken(*ended("ingest"), *ended("lifecycle"), *ended("audit", json.dumps(STATISTICS), 1))
 
-    assert reading.read()
-    assert not reading.read()
-    audit = reading.audit("", plots=False)
+    audit = jobs_log.audit("", plots=False)
 
     assert (audit.statistics, audit.failure, audit.ingested, audit.plots) == (STATISTICS, "", True, False)
 
 
-def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
-    log, progress = tmp_path / "log", Mock()
-    log.write_text(lines({"job": "ingest"}, {"stage": 3, "done": 1, "tasks": 4}, "    7.0 s  markers: 5 rows") + "{cut")
+def test_jobs_and_finished_tasks_are_shown() -> None:
+    progress = Mock()
 
-    JobsLog(log, progress).read()
+    taken({"job": "ingest"}, {"stage": 3, "done": 1, "tasks": 4}, "    7.0 s  markers: 5 rows", progress=progress)
 
     assert [call.args[0] for call in progress.method_calls] == [
         "audit: ingest",
@@ -49,24 +47,18 @@ def test_jobs_and_finished_tasks_are_shown(tmp_path: Path) -> None:
     ]
 
 
-def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_data(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(lines(*ended("ingest"), {"job": "lifecycle"}))
-    reading = JobsLog(log)
-    reading.read()
+def test_an_audit_whose_job_failed_after_the_ingestion_can_be_repeated_from_the_data() -> None:
+    jobs_log = taken(*ended("ingest"), {"job": "lifecycle"})
 
-    audit = reading.audit("lifecycle was interrupted", plots=True)
+    audit = jobs_log.audit("lifecycle was interrupted", plots=True)
 
     assert (audit.failure, audit.ingested) == ("lifecycle was interrupted", True)
 
 
-def test_missing_plots_do_not_change_the_audit(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.write_text(lines(*ended("ingest"), *ended("audit", json.dumps(STATISTICS)), *ended("stats", code=2)))
-    reading = JobsLog(log)
-    reading.read()
+def test_missing_plots_do_not_change_the_audit() -> None:
+    jobs_log = taken(*ended("ingest"), *ended("audit", json.dumps(STATISTICS)), *ended("stats", code=2))
 
-    audit = reading.audit("stats: error: the disk is full", plots=True)
+    audit = jobs_log.audit("stats: error: the disk is full", plots=True)
 
     assert (audit.failure, audit.plots, audit.plots_failure) == ("", False, "stats: error: the disk is full")
 
@@ -78,21 +70,21 @@ def program(folder: Path, text: str) -> Program:
 def test_a_job_that_fails_is_named_with_its_last_message(tmp_path: Path) -> None:
     text = "import sys; print('{\"job\": \"ingest\"}'); sys.exit('error: no broker')"
     with program(tmp_path, text) as failing:
-        failure = _wait(failing, JobsLog(failing.log_file), 60)
+        failure = _wait(failing, JobsLog(), 60)
 
     assert failure == "ingest: error: no broker"
 
 
 def test_a_job_that_is_killed_is_named_with_its_exit_code(tmp_path: Path) -> None:
     with program(tmp_path, "import os; print('1 dead letter', flush=True); os.kill(os.getpid(), 9)") as failing:
-        failure = _wait(failing, JobsLog(failing.log_file), 60)
+        failure = _wait(failing, JobsLog(), 60)
 
     assert failure == "ingest: its process ended with exit code -9"
 
 
 def test_a_job_without_progress_is_ended(tmp_path: Path) -> None:
     with program(tmp_path, "import time; time.sleep(600)") as stuck:
-        failure = _wait(stuck, JobsLog(stuck.log_file), 0.1)
+        failure = _wait(stuck, JobsLog(), 0.1)
 
     assert failure == "ingest made no progress for 0.1 s"
     assert not stuck.running

@@ -27,6 +27,9 @@ class Played:
     rows_at_kill: int = 3
     seconds: float = 1.0
 
+    async def carry_out(self) -> None:
+        """It has been."""
+
 
 @dataclass
 class Topics:
@@ -50,16 +53,13 @@ def topics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Topics:
     async def ensure_topics(*_: Any) -> Topics:
         return topics
 
-    async def play(*_: Any) -> Played:
-        return Played()
-
     async def delete_topics(*_: Any) -> None:
         topics.deleted = True
 
     monkeypatch.setattr(sys, "argv", ["demo", "--held", "1"])
     monkeypatch.setattr(demo, "ensure_topics", ensure_topics)
     monkeypatch.setattr(demo, "delete_topics", delete_topics)
-    monkeypatch.setattr(demo, "_play", play)
+    monkeypatch.setattr(demo, "DemoRun", lambda *_: Played())
     monkeypatch.setenv("MARQ_BOOTSTRAP_SERVERS", "kafka:9092")
     monkeypatch.setenv("MARQ_PIPELINE_DATA", str(tmp_path / "data"))
     monkeypatch.delenv("SPARK", raising=False)

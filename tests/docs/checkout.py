@@ -64,7 +64,7 @@ class Checkout:
         """Run a command in the background, and kill it with all of its processes at the end."""
         words = ["bash", "-c", f"exec env {command}"]
         self.logs.append(self.directory / f"worker-{len(self.logs)}.log")
-        worker = ChildProcess(words, self.logs[-1], directory=self.directory, environment=self._environment)
+        worker = ChildProcess(words, self.logs[-1], directory=self.directory, environment=self._environment).start()
         try:
             yield worker
         finally:

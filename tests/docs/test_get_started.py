@@ -53,7 +53,7 @@ class Shell:
     def background(self, command: str) -> ChildProcess:
         return ChildProcess(
             command.split(), self.directory / "dev.log", directory=self.directory, environment=self._environment
-        )
+        ).start()
 
 
 def built(kind: str, directory: Path) -> Path:

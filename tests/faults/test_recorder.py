@@ -125,7 +125,7 @@ async def test_a_stall_is_recorded_as_a_pause_of_its_process(monkeypatch: pytest
 
 def test_events_outlive_kill_9(tmp_path: Path) -> None:
     with program(tmp_path, "--die") as dying:
-        dying.process.wait(60)
+        dying.wait(60)
 
         *events, kill = dying.new_events()
         dying.check()  # as it was told to
@@ -137,7 +137,7 @@ def test_events_outlive_kill_9(tmp_path: Path) -> None:
 
 def test_a_program_that_dies_untold_is_reported_with_its_log(tmp_path: Path) -> None:
     with program(tmp_path) as dying:
-        dying.process.wait(60)
+        dying.wait(60)
 
         with pytest.raises(RunError, match=r"one ended by itself, exit code -9"):
             dying.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from lab import stage as stages
+from lab.faults.scenarios import same_twice
 from lab.program import Program, RunError, Worker
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
@@ -91,6 +93,24 @@ async def test_any_other_end_is_reported(
     async with Stage(SERVERS, tmp_path) as stage:
         with pytest.raises(RunError, match="worker-1 ended by itself"):
             await stage.worker(*options)
+
+
+async def test_a_program_may_stop_before_another_one_with_its_instance_id_is_ready(
+    tmp_path: Path, runs: Callable[[str], None]
+) -> None:
+    runs("import time; print('another one has joined', flush=True); time.sleep(600)")
+
+    async def another(stage: Stage) -> None:
+        [former] = stage.consumers
+        await stage.until(lambda: "joined" in former.log(), "the former one says why it stops")
+        former.signal(signal.SIGTERM)
+        await stage.until(lambda: not former.running, "the former one has stopped")
+
+    async with Stage(SERVERS, tmp_path, partitions=0) as stage:
+        consumer = await stage.consumer(ready=False)
+        await same_twice("consumers", another)(stage)
+
+        assert stage.events[-1]["target"] == consumer.name
 
 
 def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_path: Path) -> None:

@@ -81,7 +81,8 @@ class Cluster:
         place.mkdir(parents=True)
         command = [str(SPARK / "bin" / "spark-class"), f"org.apache.spark.{program}", "--webui-port", "0", *words]
         # The executors that it starts are of its group.
-        self._processes.append(ChildProcess(command, place / "log", directory=place, environment=self.environment))
+        process = ChildProcess(command, place / "log", directory=place, environment=self.environment)
+        self._processes.append(process.start())
 
     def wait(self) -> None:
         """Until the master knows both workers."""

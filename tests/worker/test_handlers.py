@@ -155,7 +155,7 @@ async def test_a_quiet_worker_takes_nothing_until_it_continues_and_what_ran_is_a
             return "quiet, taking no more messages until SIGCONT" in worker.log()
 
         # when
-        worker.process.signal(signal.SIGTSTP)
+        worker.signal(signal.SIGTSTP)
         await eventually(says_quiet)
         await producer.send_many("patient", [b"go"] * 4)
         handlers.let_go("go")

@@ -426,8 +426,8 @@ async def test_when_a_worker_is_killed_its_handlers_processes_release_everything
 
     # Not the processes that it started.
     worker.ended_by_us = True
-    worker.process.signal(signal.SIGKILL)
-    worker.process.wait(LIMIT_SECONDS)
+    worker.signal(signal.SIGKILL)
+    worker.wait(LIMIT_SECONDS)
     # A blocked process ends at the limit of a stop.
     await gone(*pids.values())
     handlers.let_go("go")

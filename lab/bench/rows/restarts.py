@@ -25,7 +25,7 @@ from aiokafka import AIOKafkaProducer
 import marq
 from lab.bench.client import CHUNK, QUEUE, percentiles, plain_producer, values
 from lab.bench.suite import Bar, Bench, BenchRow, Measurements, Medians, Size, peak_mib
-from lab.program import POLL_SECONDS, RunError, Worker
+from lab.program import POLL_SECONDS, Worker
 from lab.proof.history import wall_clock_ahead_s
 from lab.resources import cpu_seconds
 from lab.topics import TopicScan
@@ -73,23 +73,15 @@ async def copies(client: ClientSettings) -> AsyncIterator[Copies]:
             await asyncio.wait([reading])
 
 
-async def all_of(numbers: range, seen: Copies) -> tuple[float, float]:
-    """Wait for copies of all these messages; return the times at which the first and the last arrived.
-
-    Raise RunError if they did not arrive within the limit.
-    """
-    until = time.monotonic() + WAIT_SECONDS
-    while not all(number in seen for number in numbers):
-        if time.monotonic() > until:
-            arrived = sum(number in seen for number in numbers)
-            raise RunError(f"{arrived} of {len(numbers)} messages arrived within {WAIT_SECONDS} s")
-        await asyncio.sleep(0.01)
-    times = [seen[number] for number in numbers]
-    return min(times), max(times)
-
-
 async def until(worker: Worker, condition: Callable[[], object], pause: float = 0.5) -> None:
     await asyncio.to_thread(worker.wait_until, condition, WAIT_SECONDS, pause)
+
+
+async def all_of(numbers: range, seen: Copies, worker: Worker) -> tuple[float, float]:
+    """Wait until a worker has sent copies of all these messages; return when the first and the last arrived."""
+    await until(worker, lambda: all(number in seen for number in numbers), 0.01)
+    times = [seen[number] for number in numbers]
+    return min(times), max(times)
 
 
 async def changelog_written(worker: Worker, client: ClientSettings, in_flight: int, quiet_s: float) -> float:
@@ -184,7 +176,9 @@ async def recover(bench: Bench) -> Measurements:
             await asyncio.sleep(max(0.0, due_s - time.monotonic()))
             began = time.monotonic()
             worker = bench.start_worker()
-            owner, (first, last) = await asyncio.gather(owner_of_all(worker, size.partitions), all_of(probes, seen))
+            owner, (first, last) = await asyncio.gather(
+                owner_of_all(worker, size.partitions), all_of(probes, seen, worker)
+            )
             measurements |= {
                 f"{name}_owner_seconds": owner - began,
                 f"{name}_first_copy_seconds": first - began,
@@ -199,7 +193,7 @@ async def recover(bench: Bench) -> Measurements:
         await until(standby, lambda: _COPIED.search(standby.log()))
         probes, _ = await killed(worker)
         killed_s = time.monotonic()
-        _, last = await all_of(probes, seen)
+        _, last = await all_of(probes, seen, standby)
         return measurements | {
             "takeover_seconds": last - killed_s,
             "takeover_over_session_seconds": last - killed_s - load_settings().session_timeout,
@@ -284,7 +278,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         for index in range(0, count, CHUNK):
             await send(at=[datetime.fromtimestamp(due_s, UTC) for due_s in dues_s[index : index + CHUNK]])
         assert time.time() < first_s, "the machine is too slow: the first message was due before the last was sent"
-        await all_of(range(start, start + count), seen)
+        await all_of(range(start, start + count), seen, first)
         late_ms = [(seen[start + index] + ahead_s - due_s) * 1000 for index, due_s in enumerate(dues_s)]
         assert min(late_ms) > -5, f"a message came {-min(late_ms)} ms too early"
         measurements |= {f"lateness_{name}": value for name, value in percentiles(late_ms).items()}
@@ -295,7 +289,7 @@ async def delay(bench: Bench, rate: int = RATE, seconds: int = SECONDS) -> Measu
         await asyncio.sleep(max(0.0, due_s - time.monotonic()))
         began = time.monotonic()
         again = bench.start_worker()
-        earliest, last = await all_of(probes, seen)
+        earliest, last = await all_of(probes, seen, again)
         measurements |= {"restart_first_seconds": earliest - began, "restart_seconds": last - began}
         note("restarted", again)
     return measurements
