@@ -26,7 +26,7 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
     _STORAGE + "log_clock",
     _STORAGE + "acquired_ranges",
 )
-_TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"
+_TRANSITIONS, _FIRES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter"
 _TABLE_IMAGE = _STORAGE + "table_image"
 _RESTORATION, _REDELIVERIES, _ROWS = (
     _STORAGE + "image_from_rows",
@@ -186,14 +186,14 @@ CORE_MUTANTS = (
     mutant(
         FIRING,
         "what is on its way is not remembered",
-        _DUE_MESSAGES,
+        _LEASES,
         "fired-twice stuck raised answered",
         ("            opened.firing.update(waiting)\n            self._firing_count += len(waiting)\n", ""),
     ),
     mutant(
         FIRING,
         "what is on its way is never forgotten",
-        _DUE_MESSAGES,
+        _LEASES,
         "stuck",
         ("            opened.firing.clear()\n", "            pass\n"),
     ),
@@ -207,7 +207,7 @@ CORE_MUTANTS = (
     mutant(
         ONE_TRANSACTION,
         "an aborted copy is not sent again",
-        _DUE_MESSAGES,
+        _LEASES,
         "stuck",
         ("                    self._hint_at(opened, offset)\n", "                    pass\n"),
     ),
@@ -283,7 +283,7 @@ CORE_MUTANTS = (
     mutant(
         TIME,
         "a row is due a little early",
-        _DUE_MESSAGES,
+        _LEASES,
         "early renewed",
         ("self._heap[0].due_ms <= now_ms else", "self._heap[0].due_ms <= now_ms + 20 else"),
     ),

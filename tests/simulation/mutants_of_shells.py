@@ -403,7 +403,7 @@ SHELL_MUTANTS = (
     mutant(
         FIRING,
         "a message whose payload is missing counts as sent",
-        "marq.core.due_messages",
+        "marq.core.lease_book",
         "stuck not-drained lost",
         ("self._known_of(fire.lease.queue, fire.source).firing.discard(fire.offset)", "pass"),
     ),
