@@ -25,10 +25,10 @@ from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
 from marq.producer.batches import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.marker_codec import Columns, encode_headers
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.names import FRAME_BYTES, deduplicating_partition, source_partition, synthetic_topic
-from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import sequence
 
 #: Bytes of the head of a DELAY: queue, source, numbers.

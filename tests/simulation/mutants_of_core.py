@@ -357,7 +357,7 @@ CORE_MUTANTS = (
     mutant(
         ATTEMPTS,
         "attempts are not written",
-        "marq.wire.payload_columns",
+        "marq.wire.marker_codec",
         "book-differs attempts",
         ("    if columns.attempts is not None:\n", "    if False:\n"),
     ),

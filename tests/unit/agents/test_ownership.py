@@ -22,10 +22,9 @@ from marq.owner.transaction_content import OwnerTransaction
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode
 from marq.wire.markers import Acquire, Cause, LeftPayloads, Payload, Source
 from marq.wire.names import Names
-from marq.wire.payload_columns import Columns
 from marq_worker.owner.owner_context import OwnerContext
 from marq_worker.owner.ownership import Ownership
 from marq_worker.tables.leases import ChangelogLost, LeaseTable

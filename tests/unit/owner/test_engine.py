@@ -20,9 +20,8 @@ from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.error_texts import with_traceback
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode, encode_headers
 from marq.wire.markers import Acquire, Batch, Cause, Payload, Reject, Source, Tick
-from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import record_id
 
 MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)
