@@ -23,7 +23,7 @@ from marq.consumer.session import STOP_CLIENT_S
 from marq.handlers.lifespan import Resources, lifespans_in
 from marq.handlers.middleware import middleware_in
 from marq.kafka.group_reader import GroupReader
-from marq.kafka.offset_snapshots import check_room
+from marq.kafka.queue_positions import check_room
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.leases.message import Message

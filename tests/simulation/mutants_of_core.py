@@ -33,7 +33,7 @@ _RESTORATION, _REDELIVERIES, _ROWS = (
     _CORE + "deliveries.redelivery_records",
     _STORAGE + "rows",
 )
-_POSITIONS, _ROSTERS = _KAFKA + "queue_positions", _KAFKA + "offset_snapshots"
+_POSITIONS = _KAFKA + "queue_positions"
 
 CORE_MUTANTS = (
     # --- identity: topic, partition and offset of a record ------------------------------------------------------------
@@ -422,14 +422,14 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "the queues of a snapshot stay where they were when it was written",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice",
         ("**{queue: max(position, offset) for queue, position in self.served.items()},", "**self.served,"),
     ),
     mutant(
         GROUPS,
         "a new snapshot forgets which queues are ahead",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice attempts",
         ("position if (position := positions.get(queue, 0)) > start else 0 for", "0 for"),
         move_every_ms=300.0,
@@ -441,7 +441,7 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "a snapshot will do for queues of which it knows nothing, or less",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice",
         (" < 0 or queue in current.past or max(", " >= 0 and max("),
         move_every_ms=150.0,
@@ -453,7 +453,7 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "a queue that has left moves on with the snapshot that it is in",
-        _ROSTERS,
+        _POSITIONS,
         "lost not-drained",
         (
             "if queue in current.served or current.past.get(queue) != position:",

@@ -23,7 +23,7 @@ from lab.proof.findings import Finding, Report
 from lab.proof.fold import Fold
 from lab.proof.history import History
 from marq.core import lease_book, tracker
-from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot
+from marq.kafka.queue_positions import MAX_METADATA_BYTES, OffsetSnapshot
 from marq.leases.message import Message
 from marq.owner import engine
 from marq.settings.queue import AT_MOST_ONCE
