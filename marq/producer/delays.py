@@ -23,7 +23,7 @@ from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import SendCounts
+from marq.producer.sending import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import Columns, encode_headers
 from marq.wire.markers import Delay as DelayMarker

@@ -13,8 +13,8 @@ from marq.client.delivery_time import AT_ONCE, When
 from marq.client.receipt import Receipt
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import SendCounts
 from marq.producer.delays import Delays
+from marq.producer.sending import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Delay

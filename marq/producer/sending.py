@@ -1,7 +1,16 @@
-"""Batches of messages, one for each partition.
+"""How a producer sends messages: the route of each one, and the batches of each partition.
 
-Messages of the same iteration of the event loop share batches. With a ``linger_s``, so do those that come while others
-are on their way, and they go to one partition: one large batch costs less than several small ones.
+**Routes.** The messages of a queue go to the messages topic, or to the queue's own topic. In the messages topic a queue
+may use only some partitions (:mod:`marq.settings.placements`). These can change, and no consumer of the queue reads the
+former ones. So each batch carries the version of the placements by which its partition was chosen.
+
+All messages of an ordering key go to one partition, in the order of the calls. The key and the queue's fixed list of
+partitions determine the partition. Two senders with different lists would put messages with a key into different
+partitions. So a message with a key is sent only by a fixed list that is in force everywhere
+(:meth:`marq.settings.placements.Placement.takes_keys`); until then, the call waits.
+
+**Batches.** Messages of the same iteration of the event loop share batches. With a ``linger_s``, so do those that come
+while others are on their way, and they go to one partition: one large batch costs less than several small ones.
 
 A connection that failed is replaced, because it would retry messages although their callers were told that they may not
 have been sent. After a batch that the broker refused, later ones of its partition would lack their predecessor: the
@@ -13,22 +22,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 from aiokafka.errors import KafkaError
+from aiokafka.partitioner import murmur2
 
-from marq.backend.cluster import Cluster, Sender
+from marq.backend.cluster import Cluster, DefinitionsView, Sender
 from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.produce_errors import refusal
 from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
-from marq.producer.routes import PartitionCursor, PlacementVersion, Route, Routes
 from marq.settings.client import ClientSettings
-from marq.wire.errors import BrokerUnavailable, MarqError, reason_of
+from marq.settings.ordering_keys import partition_of
+from marq.settings.placements import SENT_S, SYNCED_S, Partitions
+from marq.settings.queue import ORDERED_BY_KEY, QueueSettings
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, reason_of
+from marq.wire.names import ORDERING_KEY_HEADER, check_queue_name
 
 log = logging.getLogger("marq")
 
@@ -37,6 +53,231 @@ STOP_LIMIT_S = 5.0
 _CLOSE_LIMIT_S = 1.0
 #: Pause between two attempts to reconnect.
 RETRY_S = 1.0
+#: Maximum number of remembered routes; beyond it all are looked up again.
+_MAX_KNOWN_QUEUES = 10_000
+
+
+# --- routes -----------------------------------------------------------------------------------------------------------
+
+
+class PartitionCursor:
+    """All partitions of a topic, or those in ``among``, used evenly by all queues that share the cursor."""
+
+    __slots__ = ("_among", "next", "partitions", "topic")
+
+    def __init__(self, topic: str, partitions: int, among: Partitions = None) -> None:
+        self.topic = topic
+        #: The number of partitions in use.
+        self.partitions = partitions if among is None else len(among)
+        self._among = among
+        # Queues on a few partitions have their own cursors, and maybe few messages: start at different partitions.
+        self.next = 0 if among is None else random.randrange(len(among))
+
+    def take(self) -> int:
+        """Return the partition to send to next."""
+        index = self.next
+        self.next = (index + 1) % self.partitions
+        return index if self._among is None else self._among[index]
+
+
+class Route:
+    """A cursor, and the key of the queue's records; None in its own topic."""
+
+    __slots__ = ("cursor", "key")
+
+    def __init__(self, cursor: PartitionCursor, key: bytes | None) -> None:
+        self.cursor = cursor
+        self.key = key
+
+
+class PlacementVersion(NamedTuple):
+    """The known placements: when they were known to be complete, and how many changes there were."""
+
+    synced_s: float
+    moves: int
+
+
+class Routes:
+    """The routes of queues, which follow their definitions."""
+
+    def __init__(self, cluster: Cluster, settings: ClientSettings, topics: Topics, queues: DefinitionsView) -> None:
+        self._cluster = cluster
+        self._limit_s = settings.request_timeout_ms / 1000
+        self._topics = topics
+        self._queues = queues
+        self._definitions = queues.definitions
+        self._shared = PartitionCursor(settings.names.messages, topics.messages_partitions)
+        self._own: dict[str, PartitionCursor] = {}
+        #: Known routes; :meth:`find` looks up the others.
+        self.known: dict[str, Route] = {}
+        #: Stops following the definitions.
+        self.close = queues.listen(self.known.clear)
+        #: The calls with each ordering key, one after the other.
+        self._turns: WeakValueDictionary[tuple[str, bytes], asyncio.Lock] = WeakValueDictionary()
+        #: Since when calls with ordering keys wait for the partitions of each queue.
+        self._waited_since_s: dict[str, float] = {}
+
+    async def find(self, queue: str) -> Route:
+        """Return the route of a queue.
+
+        Raises:
+            ConfigError: the queue's name is not allowed, or its own topic can't be used.
+            BrokerUnavailable: no broker described its own topic in time.
+        """
+        topic = self._definitions.settings(check_queue_name(queue)).topic
+        if topic is None:
+            route = Route(self._shared_cursor(queue), queue.encode())
+        else:
+            route = Route(await self._own_cursor(topic), None)
+        if self._definitions.settings(queue).topic == topic:
+            if len(self.known) >= _MAX_KNOWN_QUEUES:
+                self.known.clear()
+            self.known[queue] = route
+        return route
+
+    def check_may_expire(self, queues: Sequence[str], key: bytes | None) -> None:
+        """Check that none of the queues goes by keys: their messages do not expire. Raises ConfigError."""
+        for queue in queues:
+            settings = self._definitions.settings(check_queue_name(queue))
+            if key is not None or settings.by_key:
+                raise ConfigError(
+                    f"queue {queue!r}: expires_in cannot be combined with an ordering_key, nor with the settings"
+                    " ordering, limits, fair and priority: leave expires_in out, or compare message.sent_at in the"
+                    " handler"
+                )
+
+    @property
+    def placements(self) -> PlacementVersion:
+        """The placements that routes follow now."""
+        return PlacementVersion(self._queues.synced_s, self._definitions.moves)
+
+    @property
+    def are_recent(self) -> bool:
+        """Whether the placements are recent enough to send by."""
+        return time.monotonic() - self._queues.synced_s <= SYNCED_S
+
+    async def sync(self) -> None:
+        """Learn of recent placements; same errors as :meth:`marq.queues.queues.Queues.sync`."""
+        await self._queues.sync(self._limit_s)
+
+    async def still_hold(self, placements: PlacementVersion) -> bool:
+        """Whether consumers read the partitions chosen by some placements; same errors as :meth:`sync`."""
+        if time.monotonic() - placements.synced_s <= SENT_S:
+            return True
+        await self.sync()
+        return self._definitions.moves == placements.moves
+
+    def _shared_cursor(self, queue: str) -> PartitionCursor:
+        sends = self._definitions.placement(queue).sends
+        if sends is None:
+            return self._shared
+        # Partitions that were added since the start are unknown here, and not used as long as there are others.
+        known = tuple(partition for partition in sends if partition < self._topics.messages_partitions)
+        return PartitionCursor(self._shared.topic, self._shared.partitions, known or sends)
+
+    async def _own_cursor(self, topic: str) -> PartitionCursor:
+        cursor = self._own.get(topic)
+        if cursor is None:
+            partitions = await self._cluster.own_topics([topic], self._topics)
+            cursor = self._own.setdefault(topic, PartitionCursor(topic, partitions[topic]))
+        return cursor
+
+    # --- ordering keys ------------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def turn(self, queues: Iterable[str], key: bytes) -> AsyncIterator[float]:
+        """Wait for the earlier calls with this key; a call that finds its route first must not overtake them.
+
+        The value is the time of this call, for :meth:`find_by_key`.
+        """
+        called_s = asyncio.get_running_loop().time()
+        turns: list[asyncio.Lock] = []
+        try:
+            # Sorted, so that two calls can't wait for each other.
+            for queue in sorted(queues):
+                turn = self._turns.get((queue, key)) or asyncio.Lock()
+                self._turns[queue, key] = turn
+                await turn.acquire()
+                turns.append(turn)
+            yield called_s
+        finally:
+            for turn in turns:
+                turn.release()
+
+    async def find_by_key(
+        self, queue: str, key: bytes, headers: Sequence[Header], called_s: float, *, delayed: bool = False
+    ) -> tuple[Route, list[Header]]:
+        """Return the route of a key, and the headers of its messages, in the turn of a call.
+
+        Raises:
+            ConfigError: the queue has no ordering, or its own topic can't be used.
+            BrokerUnavailable: the queue's list of partitions is not in force in time.
+        """
+        settings = await self._settings_by_key(queue)
+        topic = settings.topic
+        if topic is None:
+            partitions = await self._fixed_partitions(queue, called_s)
+            cursor = PartitionCursor(self._shared.topic, len(partitions), (partition_of(key, partitions),))
+            return Route(cursor, queue.encode()), [*headers, (ORDERING_KEY_HEADER, key)]
+        if delayed:
+            raise ConfigError(
+                f"queue {queue!r}: ordering_key cannot be combined with delay or deduplication_id in its own topic"
+                f" {topic!r}, because such a message is delivered through the messages topic; send it without a key"
+            )
+        count = (await self._own_cursor(topic)).partitions
+        return Route(PartitionCursor(topic, count, (default_partition(key, count),)), key), list(headers)
+
+    async def _settings_by_key(self, queue: str) -> QueueSettings:
+        settings = self._definitions.settings(check_queue_name(queue))
+        if not settings.by_key:
+            # It may have just been set.
+            await self.sync()
+            settings = self._definitions.settings(queue)
+        if not settings.by_key:
+            raise ConfigError(
+                f'queue {queue!r}: ordering_key needs the setting ordering = "{ORDERED_BY_KEY}", limits or fair, but'
+                f' ordering is "{settings.ordering}": set one in [queues.{queue}] of marq.toml, or leave the key out'
+            )
+        return settings
+
+    async def _fixed_partitions(self, queue: str, called_s: float) -> Sequence[int]:
+        """Return the queue's fixed partitions, as soon as all clients send by them."""
+        placement = self._definitions.placement(queue)
+        if not placement.takes_keys:
+            # The limit includes the time for which this call waited behind calls that waited for the partitions, too.
+            # Otherwise the calls would fail one after the other. Time in which those sent messages does not count.
+            since_s = self._waited_since_s.setdefault(queue, asyncio.get_running_loop().time())
+            changed = asyncio.Event()
+            end = self._queues.listen(changed.set)
+            try:
+                async with asyncio.timeout_at(max(called_s, since_s) + self._limit_s):
+                    while not (placement := self._definitions.placement(queue)).takes_keys:
+                        changed.clear()
+                        await changed.wait()
+            except TimeoutError:
+                raise BrokerUnavailable(
+                    f"queue {queue!r}: "
+                    + (
+                        f"no worker has fixed the partitions of its ordering keys within {self._limit_s:g} s; start a"
+                        if placement.fixed is None
+                        else "its partitions are changing, which takes a minute after consumers have read the former"
+                        " ones; retry, and make sure that they run, and a"
+                    )
+                    + " worker. The message was not sent"
+                ) from None
+            finally:
+                end()
+        self._waited_since_s.pop(queue, None)
+        assert placement.sends is not None, "a fixed list names its partitions"
+        return placement.sends
+
+
+def default_partition(key: bytes, partitions: int) -> int:
+    """Return the partition that the default partitioner of Kafka's Java client gives to a record key."""
+    return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------------
 
 
 class SendCounts:
@@ -288,7 +529,7 @@ class Batcher:
     async def _send(self, batch: ProducerBatch) -> int:
         """Send a batch and return the offset of its first message."""
         first_offset = await self._send_to_kafka(batch)
-        if not await self._routes.still_hold(batch.placements, self._limit_s):
+        if not await self._routes.still_hold(batch.placements):
             raise self._unknown(batch, "its queue has moved to other partitions")
         return first_offset
 
@@ -302,7 +543,7 @@ class Batcher:
             async with asyncio.timeout(self._limit_s) as limit, turn:
                 if not self._routes.are_recent:
                     limit.reschedule(None)
-                    await self._routes.check(self._limit_s)
+                    await self._routes.sync()
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 await self._go_on.wait()
                 if self._replacing is not None:
