@@ -1,16 +1,12 @@
-"""Checks of the value, headers, size, queues and deduplication id of a message."""
+"""Checks of the headers, queues and deduplication id of a message."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from marq.client.codecs import Codec, not_bytes
-from marq.wire.errors import ConfigError, MarqError, MessageTooLarge, error_text
-from marq.wire.markers import Payload, payload_bytes
+from marq.wire.errors import ConfigError
 from marq.wire.names import (
     DEDUPLICATION_ID_HEADER,
-    ENVELOPE_ROOM_BYTES,
-    HEADER_ROOM_BYTES,
     MAX_HEADER_NAME_BYTES,
     MAX_HEADERS,
     RESERVED_HEADER,
@@ -28,10 +24,6 @@ Headers = Mapping[str, str | bytes | None] | Sequence[SentHeader]
 
 #: Bytes of a deduplication id as UTF-8.
 MAX_ID_BYTES = 1_024
-#: Bytes of an ACQUIRE's envelope that are not headers.
-_ENVELOPE_USED_BYTES = 2_048
-#: Maximum number of bytes that Kafka adds to each header.
-_HEADER_FRAME_BYTES = 10
 
 
 def check_queues(queues: Sequence[str]) -> list[str]:
@@ -45,23 +37,6 @@ def check_queues(queues: Sequence[str]) -> list[str]:
         twice = next(name for name in names if names.count(name) > 1)
         raise ConfigError(f"queue {twice!r} appears twice in the list of queues")
     return names
-
-
-def encode(codec: Codec, queue: object, value: object, item: int | None = None) -> bytes:
-    """Return a value's bytes; ``queue`` and ``item``, its place among several, are for the text of an error.
-
-    Raises TypeError or ValueError if the codec can't encode it; MarqError or OSError as the codec raised them.
-    """
-    try:
-        data = codec.encode(value)
-    except (MarqError, OSError):
-        raise
-    except Exception as error:
-        kind = TypeError if isinstance(error, TypeError) else ValueError
-        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error_text(error)}") from error
-    if not isinstance(data, bytes):
-        raise TypeError(f"queue {queue!r}{_item(item)}: {codec!r} encoded to {type(data).__name__}, expected bytes")
-    return data
 
 
 def check_headers(headers: Headers) -> list[Header]:
@@ -135,47 +110,3 @@ def check_ids(given: object, count: int) -> list[bytes]:
 def with_id(headers: Sequence[Header], own_id: bytes | None) -> list[Header]:
     """Return the headers of a message with this deduplication id."""
     return [*headers] if own_id is None else [*headers, (DEDUPLICATION_ID_HEADER, own_id)]
-
-
-class Content:
-    """Checks messages against the limit of the messages topic."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        #: Redelivery adds headers, for which there must be room.
-        self.limit_bytes = limit_bytes - HEADER_ROOM_BYTES
-        self._envelope_bytes = limit_bytes + ENVELOPE_ROOM_BYTES - _ENVELOPE_USED_BYTES
-
-    def check(
-        self, queue: str, key: bytes | None, value: object, headers: Sequence[Header], item: int | None = None
-    ) -> None:
-        """Check one message; ``item`` is its place among several. Raises TypeError or MessageTooLarge."""
-        if type(value) is not bytes and not isinstance(value, bytes):
-            raise TypeError(f"queue {queue!r}{_item(item)}: {not_bytes(value)}")
-        size = len(key or b"") + len(value)
-        if headers:
-            size += sum(len(name.encode()) + len(header or b"") + _HEADER_FRAME_BYTES for name, header in headers)
-            if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
-                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many")
-        if size > self.limit_bytes:
-            raise MessageTooLarge(
-                f"queue {queue!r}{_item(item)}: the message has {size} bytes with key and headers, at most"
-                f" {self.limit_bytes} are allowed (max.message.bytes of the messages topic less {HEADER_ROOM_BYTES})"
-            )
-
-    def check_many(self, queue: str, key: bytes | None, values: Sequence[object], headers: Sequence[Header]) -> None:
-        """Check messages with equal headers; errors name the item."""
-        if not values:
-            return
-        if set(map(type, values)) == {bytes}:
-            # Checking the largest one is enough.
-            values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
-            sizes = list(map(len, values_bytes))
-            largest = sizes.index(max(sizes))
-            self.check(queue, key, values_bytes[largest], headers, largest)
-            return
-        for item, value in enumerate(values):
-            self.check(queue, key, value, headers, item)
-
-
-def _item(item: int | None) -> str:
-    return "" if item is None else f", item {item}"

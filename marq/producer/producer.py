@@ -16,13 +16,11 @@ from marq.client.delivery_time import AT_ONCE, At, Delay, Expiry, When, expiry, 
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
 from marq.client.message_checks import (
-    Content,
     Header,
     Headers,
     check_id,
     check_ids,
     check_queues,
-    encode,
     with_id,
     with_type,
 )
@@ -31,7 +29,7 @@ from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.send_targets import Target, target_of
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.sending import Batcher, Route, Routes, SendCounts
+from marq.producer.sending import Batcher, Content, Route, Routes, SendCounts, encode
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse

@@ -1,4 +1,4 @@
-"""How a producer sends messages: the route of each one, and the batches of each partition.
+"""How a producer sends messages: the route of each one, the check that it fits, and the batches of each partition.
 
 **Routes.** The messages of a queue go to the messages topic, or to the queue's own topic. In the messages topic a queue
 may use only some partitions (:mod:`marq.settings.placements`). These can change, and no consumer of the queue reads the
@@ -34,6 +34,7 @@ from aiokafka.errors import KafkaError
 from aiokafka.partitioner import murmur2
 
 from marq.backend.cluster import Cluster, DefinitionsView, Sender
+from marq.client.codecs import Codec, not_bytes
 from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
 from marq.kafka.produce_errors import refusal
@@ -43,8 +44,9 @@ from marq.settings.client import ClientSettings
 from marq.settings.ordering_keys import partition_of
 from marq.settings.placements import SENT_S, SYNCED_S, Partitions
 from marq.settings.queue import ORDERED_BY_KEY, QueueSettings
-from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, reason_of
-from marq.wire.names import ORDERING_KEY_HEADER, check_queue_name
+from marq.wire.errors import BrokerUnavailable, ConfigError, MarqError, MessageTooLarge, error_text, reason_of
+from marq.wire.markers import Payload, payload_bytes
+from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, ORDERING_KEY_HEADER, check_queue_name
 
 log = logging.getLogger("marq")
 
@@ -55,6 +57,10 @@ _CLOSE_LIMIT_S = 1.0
 RETRY_S = 1.0
 #: Maximum number of remembered routes; beyond it all are looked up again.
 _MAX_KNOWN_QUEUES = 10_000
+#: Bytes of an ACQUIRE's envelope that are not headers.
+_ENVELOPE_USED_BYTES = 2_048
+#: Maximum number of bytes that Kafka adds to each header.
+_HEADER_FRAME_BYTES = 10
 
 
 # --- routes -----------------------------------------------------------------------------------------------------------
@@ -275,6 +281,70 @@ class Routes:
 def default_partition(key: bytes, partitions: int) -> int:
     """Return the partition that the default partitioner of Kafka's Java client gives to a record key."""
     return int((murmur2(key) & 0x7FFFFFFF) % partitions)
+
+
+# --- content ----------------------------------------------------------------------------------------------------------
+
+
+def encode(codec: Codec, queue: object, value: object, item: int | None = None) -> bytes:
+    """Return a value's bytes; ``queue`` and ``item``, its place among several, are for the text of an error.
+
+    Raises TypeError or ValueError if the codec can't encode it; MarqError or OSError as the codec raised them.
+    """
+    try:
+        data = codec.encode(value)
+    except (MarqError, OSError):
+        raise
+    except Exception as error:
+        kind = TypeError if isinstance(error, TypeError) else ValueError
+        raise kind(f"queue {queue!r}{_item(item)}: {codec!r} can't encode the value: {error_text(error)}") from error
+    if not isinstance(data, bytes):
+        raise TypeError(f"queue {queue!r}{_item(item)}: {codec!r} encoded to {type(data).__name__}, expected bytes")
+    return data
+
+
+class Content:
+    """Checks messages against the limit of the messages topic."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        #: Redelivery adds headers, for which there must be room.
+        self.limit_bytes = limit_bytes - HEADER_ROOM_BYTES
+        self._envelope_bytes = limit_bytes + ENVELOPE_ROOM_BYTES - _ENVELOPE_USED_BYTES
+
+    def check(
+        self, queue: str, key: bytes | None, value: object, headers: Sequence[Header], item: int | None = None
+    ) -> None:
+        """Check one message; ``item`` is its place among several. Raises TypeError or MessageTooLarge."""
+        if type(value) is not bytes and not isinstance(value, bytes):
+            raise TypeError(f"queue {queue!r}{_item(item)}: {not_bytes(value)}")
+        size = len(key or b"") + len(value)
+        if headers:
+            size += sum(len(name.encode()) + len(header or b"") + _HEADER_FRAME_BYTES for name, header in headers)
+            if payload_bytes(Payload(0, 1, key, headers, value)) > self._envelope_bytes:
+                raise MessageTooLarge(f"queue {queue!r}{_item(item)}: {len(headers)} headers are too many")
+        if size > self.limit_bytes:
+            raise MessageTooLarge(
+                f"queue {queue!r}{_item(item)}: the message has {size} bytes with key and headers, at most"
+                f" {self.limit_bytes} are allowed (max.message.bytes of the messages topic less {HEADER_ROOM_BYTES})"
+            )
+
+    def check_many(self, queue: str, key: bytes | None, values: Sequence[object], headers: Sequence[Header]) -> None:
+        """Check messages with equal headers; errors name the item."""
+        if not values:
+            return
+        if set(map(type, values)) == {bytes}:
+            # Checking the largest one is enough.
+            values_bytes: Sequence[bytes] = values  # type: ignore[assignment]
+            sizes = list(map(len, values_bytes))
+            largest = sizes.index(max(sizes))
+            self.check(queue, key, values_bytes[largest], headers, largest)
+            return
+        for item, value in enumerate(values):
+            self.check(queue, key, value, headers, item)
+
+
+def _item(item: int | None) -> str:
+    return "" if item is None else f", item {item}"
 
 
 # --- batches ----------------------------------------------------------------------------------------------------------
