@@ -18,9 +18,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
-from marq.client.delivery_time import Expiry, When, with_expiry
-from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
+from marq.client.send_options import Expiry, Header, When, with_expiry
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
 from marq.producer.sending import SendCounts

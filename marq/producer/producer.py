@@ -12,20 +12,30 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
-from marq.client.delivery_time import AT_ONCE, At, Delay, Expiry, When, expiry, when, whens, with_expiry
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
-from marq.client.message_checks import (
+from marq.client.receipt import Receipt
+from marq.client.send_options import (
+    AT_ONCE,
+    At,
+    Delay,
+    Expiry,
     Header,
     Headers,
+    SendManyOptions,
+    SendOptions,
+    TimeOptions,
+    When,
     check_id,
     check_ids,
     check_queues,
+    expiry,
+    when,
+    whens,
+    with_expiry,
     with_id,
     with_type,
 )
-from marq.client.receipt import Receipt
-from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.send_targets import Target, target_of
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays

@@ -35,8 +35,8 @@ from aiokafka.partitioner import murmur2
 
 from marq.backend.cluster import Cluster, DefinitionsView, Sender
 from marq.client.codecs import Codec, not_bytes
-from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
+from marq.client.send_options import Header
 from marq.kafka.produce_errors import refusal
 from marq.kafka.role_permissions import refused
 from marq.kafka.topics import Topics
