@@ -23,7 +23,6 @@ from marq.consumer.receiver import Receiver
 from marq.handlers.lifespan import Resources
 from marq.handlers.middleware import Middleware
 from marq.handlers.typed import HandlersByType
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
@@ -58,8 +57,8 @@ class ConsumerSession:
 
     After the start, :meth:`follow` may follow the definitions of queues.
 
-    ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions; ``how`` is one
-    of :data:`marq.kafka.acquire_strategies.STARTS`.
+    ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions: those of queues
+    that deliver at most once, or all if the session is ``transactional``.
     """
 
     def __init__(
@@ -71,19 +70,17 @@ class ConsumerSession:
         settings: ReceiverSettings,
         *,
         group: str | None = None,
-        how: str = MARKED,
+        transactional: bool = False,
         instance_id: str | None = None,
         buffer: PrefetchBuffer | None = None,
     ) -> None:
-        strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
+        transactions = None if group is None else cluster.transactions(topics, group, instance_id)
+        acquirer = None if transactional and transactions is not None else cluster.acquirer(topics)
+        connections: tuple[WriterConnection | None, ...] = (acquirer, transactions, writer)
+        self._connections = [connection for connection in connections if connection is not None]
         #: Other connections are opened on first use.
-        self._connected_first: list[WriterConnection] = [acquirer, writer]
-        self._connections = [acquirer, writer]
-        transactional = strategy
-        if group is not None and how != TRANSACTIONAL:
-            transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
-            self._connections.append(connection)
+        self._connected_first = [self._connections[0], writer]
         self.cluster = cluster
         self.pools: list[HandlerPool] = []
         self._serving, self._reader = serving, reader
@@ -95,11 +92,11 @@ class ConsumerSession:
         self.receiver = Receiver(
             serving,
             reader,
-            strategy,
+            acquirer,
             writer,
             settings,
             cluster,
-            transactional=transactional,
+            transactions=transactions,
             buffer=buffer,
         )
         self.prefetch = self.receiver.prefetch
@@ -253,7 +250,7 @@ class MemberSession(ConsumerSession):
         queues: DefinitionsView,
         serving: Serving,
         receiver_settings: ReceiverSettings,
-        how: str,
+        transactional: bool,
         instance_id: str | None,
         url: str,
     ) -> None:
@@ -268,11 +265,9 @@ class MemberSession(ConsumerSession):
         #: Called with queues before they are served.
         self.checks: list[Check] = [self._check_group]
         self._group = membership.kafka_group(settings.names, definitions)
-        if any(definitions.settings(queue).transactional for queue in serving.queues):
-            how = TRANSACTIONAL
+        transactional = transactional or any(definitions.settings(queue).transactional for queue in serving.queues)
         # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
-        committed = how == TRANSACTIONAL
-        reader = cluster.member(self._group, serving, instance_id, committed=committed, url=url)
+        reader = cluster.member(self._group, serving, instance_id, committed=transactional, url=url)
         self.buffer = PrefetchBuffer(membership.name, ahead=receiver_settings.prefetch)
         super().__init__(
             cluster,
@@ -281,7 +276,7 @@ class MemberSession(ConsumerSession):
             reader,
             receiver_settings,
             group=self._group,
-            how=how,
+            transactional=transactional,
             instance_id=instance_id,
             buffer=self.buffer,
         )
@@ -418,8 +413,16 @@ class HandlersSession(ConsumerSession):
             skipped=definitions.skipped,
             partitions=lambda queue: definitions.placement(queue).reads,
         )
-        how = MARKED if group is None else TRANSACTIONAL
-        super().__init__(cluster, topics, serving, reader, settings, group=group, how=how, instance_id=instance_id)
+        super().__init__(
+            cluster,
+            topics,
+            serving,
+            reader,
+            settings,
+            group=group,
+            transactional=group is not None,
+            instance_id=instance_id,
+        )
         self._producer = producer
         self._handlers = handlers
         self._chain = chain
