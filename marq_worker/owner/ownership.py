@@ -28,9 +28,8 @@ from marq.client.uptime import uptime_ms
 from marq.core.deliveries.schedule_planner import Planner
 from marq.core.lease_book import InvalidTimes
 from marq.core.redeliver_or_dead_letter import Destination
-from marq.core.storage.image_from_rows import ROWS_AT_ONCE
 from marq.core.storage.rows import EventCounts
-from marq.core.storage.table_image import Place
+from marq.core.storage.table_image import ROWS_AT_ONCE, Place
 from marq.core.tracker import Tracker
 from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.owner.engine import OwnerEngine, PositionLost, Step

@@ -28,11 +28,7 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
 )
 _TRANSITIONS, _FIRES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter"
 _TABLE_IMAGE = _STORAGE + "table_image"
-_RESTORATION, _REDELIVERIES, _ROWS = (
-    _STORAGE + "image_from_rows",
-    _CORE + "deliveries.redelivery_records",
-    _STORAGE + "rows",
-)
+_REDELIVERIES, _ROWS = _CORE + "deliveries.redelivery_records", _STORAGE + "rows"
 _POSITIONS = _KAFKA + "queue_positions"
 
 CORE_MUTANTS = (
@@ -135,7 +131,7 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "a restored lease is the one of its ACQUIRE",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs",
         ("            leases.update({offset: changed[offset] for offset in still_open})\n", ""),
     ),

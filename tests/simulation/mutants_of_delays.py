@@ -6,11 +6,7 @@ from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mut
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
 _LEASES, _TRANSITIONS, _TABLE_IMAGE = _CORE + "lease_book", _CORE + "transitions", _CORE + "storage.table_image"
-_TRACKER, _RESTORATION, _FIRES = (
-    _CORE + "tracker",
-    _CORE + "storage.image_from_rows",
-    _CORE + "redeliver_or_dead_letter",
-)
+_TRACKER, _FIRES = _CORE + "tracker", _CORE + "redeliver_or_dead_letter"
 _ACQUISITION, _DELAYING = "marq.consumer.acquire", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (
@@ -54,7 +50,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "delayed messages are forgotten after a restart",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs lost not-drained",
         (
             "            leases[offset] = lease\n",

@@ -409,7 +409,7 @@ SHELL_MUTANTS = (
     mutant(
         OLD_STATE,
         "a new owner does not know which payloads are only in records",
-        "marq.core.storage.image_from_rows",
+        "marq.core.storage.table_image",
         "stuck not-drained lost",
         ("                left.append(offset)\n", "                pass\n"),
     ),

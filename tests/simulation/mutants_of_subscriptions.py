@@ -6,7 +6,7 @@ from tests.simulation.mutant import SUBSCRIPTIONS, Mutant, mutant
 
 _CORE, _STORAGE = "marq.core.", "marq.core.storage."
 _LEASES = _CORE + "lease_book"
-_ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "image_from_rows"
+_ROWS, _TABLE_IMAGE = _STORAGE + "rows", _STORAGE + "table_image"
 _HELD = "marq.leases.held"
 _DELAYING, _WRITING = "tests.simulation.delaying", "tests.simulation.writing"
 
@@ -29,7 +29,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         SUBSCRIPTIONS,
         "restored messages of one source are those of one queue",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs book-differs raised",
         (
             "            return self.leases.setdefault(rows.parse_queue(prefix[1:]), {})\n",
