@@ -15,7 +15,7 @@ from faust.cli.faust import cli
 from lab.proof import history
 from lab.recorder import Recorder, around, install, options_parser
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.wire.errors import CorruptMarker
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Resumed, Source, Tick

@@ -32,8 +32,7 @@ from marq.core.storage.rows import EventCounts
 from marq.core.storage.table_image import ROWS_AT_ONCE, Place
 from marq.core.tracker import Tracker
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.owner.engine import OwnerEngine, PositionLost, Step
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerEngine, OwnerTransaction, PositionLost, Step
 from marq.settings.cron import Times
 from marq.wire.errors import MarqError, UnknownVersion
 from marq.wire.markers import Cause, Payload, Source

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.client.uptime import uptime_ms
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership

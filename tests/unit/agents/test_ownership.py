@@ -18,7 +18,7 @@ from aiokafka.producer.transaction_manager import TransactionManager
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import Place
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import BrokerUnavailable

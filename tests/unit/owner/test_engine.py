@@ -14,8 +14,7 @@ from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
 from marq.owner import engine as module
-from marq.owner.engine import OwnerEngine, PositionLost, Step, find_payloads
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerEngine, OwnerTransaction, PositionLost, Step, find_payloads
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
