@@ -58,7 +58,7 @@ from marq.kafka.repeated_warnings import RepeatedWarning
 from marq.kafka.transactions import MarkerTransactions
 from marq.leases.circuit_breaker import CLOSED
 from marq.leases.held import Ended, LeasedBatch, Lost
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
@@ -303,8 +303,7 @@ class Receiver(Listener):
         for task in self._asking:
             task.cancel()
         for queue in self.ordering.queues:
-            for message in self.prefetch.take_of(queue):
-                message._batch.put_back([message._offset])
+            put_back(self.prefetch.take_of(queue))
         self._changed.set()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
