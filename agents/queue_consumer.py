@@ -46,6 +46,12 @@ class AgentWriter:
         self._channel = channel
         self._writer = writer
 
+    async def start(self) -> None:
+        await self._writer.start()
+
+    async def stop(self, limit_s: float) -> None:
+        await self._writer.stop(limit_s)
+
     async def write(self, records: Sequence[MarkerRecord], *more: Any) -> Any:
         """Let the agent write; ``more`` ends with the limit in seconds."""
         try:

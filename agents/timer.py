@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import faust
 from faust.types import StreamT
 
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq_worker.owner.turns import redeliver
 from marq_worker.transport.turns import Turn, TurnChannel
 

@@ -183,15 +183,15 @@ class WorkerApp(MarqApp):
         return self.handlers is not None
 
     async def handlers_calls(self) -> list[dict[str, Any]]:
-        return [] if self.handlers is None else await self.handlers.calls()
+        return [] if self.handlers is None else await self.handlers.processes.calls()
 
     async def cancel_handler(self, queue: str, message_id: str, *, counted: bool) -> None:
         if self.handlers is not None:
-            await self.handlers.cancel(queue, message_id, counted=counted)
+            await self.handlers.processes.cancel(queue, message_id, counted=counted)
 
     def set_quiet(self, quiet: bool) -> None:
         if self.handlers is not None:
-            self.handlers.set_quiet(quiet)
+            self.handlers.processes.set_quiet(quiet)
 
     async def on_stop(self) -> None:
         # Before Faust stops the consumer and the tables.
@@ -211,7 +211,7 @@ class WorkerApp(MarqApp):
         return self.consumer.thread.log_end(TP(self.settings.names.markers, partition))
 
     def handlers_metrics(self) -> list[dict[str, Any]]:
-        return [] if self.handlers is None else self.handlers.metrics()
+        return [] if self.handlers is None else self.handlers.processes.metrics()
 
     def handlers_pids(self) -> list[int]:
         return [process["pid"] for process in self.handlers_metrics() if process["pid"] is not None]

@@ -16,7 +16,7 @@ from lab.proof import history
 from lab.recorder import Recorder, around, install, options_parser
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import DueAction
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.wire.markers import Batch, Resumed, Source, Tick
 from marq_worker.owner.ownership import Ownership
 

@@ -22,10 +22,9 @@ import pyarrow as pa
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode, encode_headers
 from marq.wire.markers import Delay, Source
 from marq.wire.names import ENVELOPE_ROOM_BYTES, HEADER_ROOM_BYTES, RESERVED_HEADER, markers_partition
-from marq.wire.payload_columns import Columns, encode_headers
 from pipeline.errors import PipelineError
 from pipeline.inputs import CORRUPT, LINE, Input
 from pipeline.load_stage import LoadStage

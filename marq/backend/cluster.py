@@ -10,15 +10,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol, TypeVar
 
 from aiokafka import AIOKafkaProducer
 
 from marq.client.backends import backend_of
-from marq.kafka.acquire_strategies import MARKED, AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.broker_clock import BrokerClock
 from marq.kafka.connection import abandon_producer, client_options, started, stop_producer
-from marq.kafka.group_reader import GroupMember, GroupReader, Reader, TransactionalReader
+from marq.kafka.group_reader import GroupMember, GroupReader
 from marq.kafka.log_reader import KafkaMarkersReader, MarkersReader
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerWriter
 from marq.kafka.queue_records import Serving
@@ -112,10 +111,11 @@ class Cluster(Protocol):
         ``url`` is the address that it tells its group.
         """
 
-    def acquire_strategy(
-        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
-    ) -> tuple[AcquireStrategy, WriterConnection]:
-        """Return the strategy ``how`` (see :data:`marq.kafka.acquire_strategies.STARTS`) and its connection."""
+    def acquirer(self, topics: Topics) -> Writer:
+        """Return what writes ACQUIREs outside of transactions."""
+
+    def transactions(self, topics: Topics, group: str, instance_id: str | None) -> MarkerTransactions | None:
+        """Return what writes ACQUIREs and commits a group's offsets in transactions; None if neither can fail here."""
 
     async def sender(self, topics: Topics) -> Sender:
         """Connect a producer."""
@@ -137,13 +137,13 @@ class Cluster(Protocol):
 class KafkaCluster:
     """Kafka, through aiokafka.
 
-    ``acquirer`` returns what writes ACQUIREs, with the ``write`` of the writer that it is given: that writer itself, or
-    one that passes each write on.
+    ``acquirer`` returns what writes ACQUIREs instead of the writer or the transactions that it is given: these
+    themselves, or one that passes each write on.
     """
 
     def __init__(self, settings: ClientSettings, acquirer: Callable[[Any], Any] = lambda writer: writer) -> None:
         self._settings = settings
-        self._acquirer = acquirer
+        self._acquirer_of = acquirer
         self._broker_clock = BrokerClock()
 
     # A hot path: called twice for each message.
@@ -187,19 +187,17 @@ class KafkaCluster:
     ) -> GroupMember:
         return GroupReader(self._settings, group, serving, instance_id=instance_id, committed=committed, url=url)
 
-    def acquire_strategy(
-        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
-    ) -> tuple[AcquireStrategy, WriterConnection]:
-        if how == MARKED:
-            writer = self.writer(topics)
-            return MarkerFirst(self._acquirer(writer), reader), writer
+    def acquirer(self, topics: Topics) -> Writer:
+        acquirer: Writer = self._acquirer_of(self.writer(topics))
+        return acquirer
+
+    def transactions(self, topics: Topics, group: str, instance_id: str | None) -> MarkerTransactions:
         # A named member has the same id after a restart, which aborts its open transaction at once.
-        own = instance_id or secrets.token_hex(8)
-        transactional_id = self._settings.names.start_id(group, own)
-        transactions = MarkerTransactions(
-            self._settings, topics.markers_limit_bytes, transactional_id, self._broker_clock
+        transactional_id = self._settings.names.start_id(group, instance_id or secrets.token_hex(8))
+        transactions: MarkerTransactions = self._acquirer_of(
+            MarkerTransactions(self._settings, topics.markers_limit_bytes, transactional_id, self._broker_clock)
         )
-        return Transactional(self._acquirer(transactions), cast("TransactionalReader", reader)), transactions
+        return transactions
 
     async def sender(self, topics: Topics) -> Sender:
         def make() -> AIOKafkaProducer:

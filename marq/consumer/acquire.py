@@ -29,6 +29,7 @@ from marq.kafka.records import Records
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.large_messages import size_bytes, without_value
+from marq.wire.marker_codec import Columns
 from marq.wire.markers import (
     ANY_QUEUE,
     DUE_AT_ONCE,
@@ -52,7 +53,6 @@ from marq.wire.names import (
     RESERVED_HEADER,
     TYPE_HEADER,
 )
-from marq.wire.payload_columns import Columns
 from marq.wire.record_headers import deliver_at_ms, origin, record_id
 
 log = logging.getLogger("marq")

@@ -27,7 +27,6 @@ from marq.consumer.starts import still_leased
 from marq.handlers.decorator import DEFAULT_CONCURRENCY, check_handler, codec_of, definitions_for, warn_of_unpublished
 from marq.handlers.middleware import Middleware, check_middleware
 from marq.handlers.parameters import bound, name_of
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
 from marq.kafka.topics import Topics
 from marq.leases.message import Message, T_co, put_back
 from marq.leases.receiver_settings import ReceiverSettings
@@ -105,7 +104,7 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
         self._instance_id = instance_id
         if not isinstance(transactional, bool):
             raise ConfigError(f"transactional={transactional!r}: expected True or False")
-        self._start = TRANSACTIONAL if transactional else MARKED
+        self._transactional = transactional
         #: True if the next stop releases prefetched messages.
         self._release = True
         self._yielded_s = 0.0
@@ -154,8 +153,8 @@ class Consumer(Lifecycle[MemberSession], Generic[T_co]):
             raise ConfigError(next(iter(refused.values())))
         settings = self._receiver_settings(topics, definitions)
         session = MemberSession(
-            membership, self._settings, cluster, topics, queues, serving, settings, self._start, self._instance_id,
-            self._url,
+            membership, self._settings, cluster, topics, queues, serving, settings, self._transactional,
+            self._instance_id, self._url,
         )  # fmt: skip
         opened.push_async_callback(lambda: session.end(self._shutdown_timeout_s, release=self._release))
         await session.connect()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 
 from marq.backend.cluster import Cluster
-from marq.kafka.offset_snapshots import check_room
+from marq.kafka.queue_positions import check_room
 from marq.kafka.queue_records import Serving, serving
 from marq.kafka.topics import Topics
 from marq.settings.default_group import HANDLERS_GROUP

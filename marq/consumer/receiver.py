@@ -5,7 +5,9 @@
    From here on, the tracker redelivers the messages unless they end. Crash: the next reader of the partition acquires
    them again, which takes over the lease; nothing is lost or duplicated.
 3. **Commit** the offset after the last record read. The marker goes first: a crash between commit and marker would lose
-   the messages. Both may be one transaction (:mod:`marq.kafka.acquire_strategies`).
+   the messages. After a crash between marker and commit, the next reader takes the messages over; if their leases
+   expire before that, the tracker redelivers them, and the records are delivered as well. Both may be one transaction
+   (:mod:`marq.kafka.transactions`), so that a crash in between leaves no trace.
 4. **Deliver** to handlers and waiting calls, except messages that are due later. A cycle that fails before that
    delivers nothing and is retried. Crash: the lease expires; the tracker redelivers.
 5. **Settle**: outcomes are written in batches of some milliseconds (:mod:`marq.leases.held`,
@@ -27,7 +29,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import repeat
 from math import inf
-from typing import Any
+from typing import Any, cast
 
 from marq.backend.cluster import Cluster
 from marq.client.background import failure_of
@@ -48,15 +50,15 @@ from marq.consumer.starts import Starts, is_suspect
 from marq.consumer.tracker_queries import TrackerQueries
 from marq.consumer.turns import Turns
 from marq.consumer.writer import Listener, OutcomeWriter
-from marq.kafka.acquire_strategies import AcquireStrategy
-from marq.kafka.group_reader import NotCommitted, Reader
+from marq.kafka.group_reader import NotCommitted, Reader, TransactionalReader
 from marq.kafka.marker_writer import MarkerRecord, MarkerWriter
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.kafka.repeated_warnings import RepeatedWarning
+from marq.kafka.transactions import MarkerTransactions
 from marq.leases.circuit_breaker import CLOSED
 from marq.leases.held import Ended, LeasedBatch, Lost
-from marq.leases.message import Message
+from marq.leases.message import Message, put_back
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import AT_MOST_ONCE
 from marq.wire.errors import BrokerUnavailable, MarqError
@@ -92,26 +94,27 @@ REVOKE_LIMIT_S = 10.0
 class Receiver(Listener):
     """Receives messages for one or more queues from one reader.
 
-    ``strategy`` acquires and commits; ``writer`` writes all other markers, so that an ACQUIRE never waits behind acks.
-    ``transactional`` acquires and commits for queues that deliver at most once, because with the marker first, a crash
-    between ACQUIRE and commit duplicates messages. ``buffer`` is shared by all queues; without it each has its own.
+    ``acquirer`` writes ACQUIREs; ``writer`` writes all other markers, so that an ACQUIRE never waits behind acks.
+    ``transactions`` write ACQUIREs and commit their offsets for queues that deliver at most once, because with the
+    marker first, a crash between both duplicates messages; for all queues if there is no ``acquirer``. ``buffer`` is
+    shared by all queues; without it each has its own.
     """
 
     def __init__(
         self,
         serving: Serving,
         reader: Reader,
-        strategy: AcquireStrategy,
+        acquirer: MarkerWriter | None,
         writer: MarkerWriter,
         settings: ReceiverSettings,
         cluster: Cluster,
         *,
-        transactional: AcquireStrategy | None = None,
+        transactions: MarkerTransactions | None = None,
         buffer: PrefetchBuffer | None = None,
     ) -> None:
         self._serving = serving
         self._reader = reader
-        self._strategy, self._transactional = strategy, transactional or strategy
+        self._acquirer, self._transactions = acquirer, transactions
         self._settings = settings
         self._cluster, self._now_s = cluster, cluster.now_s
         self._queries = TrackerQueries(cluster, writer, settings.markers_partitions)
@@ -300,8 +303,7 @@ class Receiver(Listener):
         for task in self._asking:
             task.cancel()
         for queue in self.ordering.queues:
-            for message in self.prefetch.take_of(queue):
-                message._batch.put_back([message._offset])
+            put_back(self.prefetch.take_of(queue))
         self._changed.set()
 
     # --- the loop -----------------------------------------------------------------------------------------------------
@@ -371,12 +373,11 @@ class Receiver(Listener):
         settings = self._settings
         at_most_once = any(settings.queue(taken.queue).delivery == AT_MOST_ONCE for taken in acquisitions)
         limit_s = min([taken.lease_ms for taken in acquisitions], default=settings.default_lease_ms) / 1000
-        # One strategy for both steps: some leave the ACQUIRE to the commit.
-        strategy = self._transactional if at_most_once else self._strategy
+        transactions = self._transactions if at_most_once or self._acquirer is None else None
         before = self._cycles[-1].task if self._cycles else None
         markers = acquire_records(acquisitions, settings)
         cycle = Cycle(
-            strategy, acquisitions, markers, limit_s, records, reread, again, pending, self._assignment, before
+            transactions, acquisitions, markers, limit_s, records, reread, again, pending, self._assignment, before
         )  # fmt: skip
         cycle.task = asyncio.create_task(self._cycle(cycle), name="marq-cycle")
         self._cycles.begin(cycle, self._now_s())
@@ -406,7 +407,7 @@ class Receiver(Listener):
                 return False
             sent_s = self._now_s()
             try:
-                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)
+                await self._acquire(cycle)
                 await ended(cycle.before)
                 # A rebalance gave up waiting for this cycle: another consumer may have the partitions.
                 if cycle.assignment != self._assignment:
@@ -462,6 +463,17 @@ class Receiver(Listener):
 
     # --- 2. acquire ---------------------------------------------------------------------------------------------------
 
+    async def _acquire(self, cycle: Cycle) -> None:
+        """Write the ACQUIREs, unless they are part of the commit's transaction; cycles may overlap here.
+
+        Of two open transactions, the later one could not be committed first.
+
+        Raises BrokerUnavailable if they are not known to be written in time, or were refused.
+        """
+        if cycle.transactions is None and cycle.markers:
+            assert self._acquirer is not None, "without it, all cycles have transactions"
+            await self._acquirer.write(cycle.markers, cycle.limit_s)
+
     def _acquisitions_of(
         self, records: Mapping[Source, Records]
     ) -> tuple[Sequence[Acquisition], Sequence[RereadRecords]]:
@@ -472,13 +484,23 @@ class Receiver(Listener):
     # --- 3. commit ----------------------------------------------------------------------------------------------------
 
     async def _commit(self, cycle: Cycle) -> None:
-        """Commit the offsets after all records that were read, other queues' included."""
+        """Commit the offsets after all records that were read, other queues' included.
+
+        Raises NotCommitted if the group refused, or the outcome is unknown; BrokerUnavailable like :meth:`_acquire`.
+        """
         # Not the next assignment's, if it begins meanwhile: another member may have these partitions then.
         committed_to, ends = self._committed_to, cycle.ends
         offsets = ends or committed_to
         lows = self.ordering.low_watermarks(cycle.reread, offsets, partial=bool(ends))
         try:
-            await cycle.strategy.commit(cycle.markers, offsets, cycle.limit_s, lows)
+            if cycle.transactions is None or not cycle.markers:
+                await self._reader.commit(offsets, lows)
+            else:
+                reader = cast("TransactionalReader", self._reader)
+                # The current generation, in which we own the partitions: the group refuses it after a rebalance.
+                commit = reader.commit_of(offsets, lows)
+                await cycle.transactions.write(cycle.markers, commit, cycle.limit_s)
+                reader.note_committed(commit)
         except BaseException:
             self.ordering.uncommitted(self._now_s())
             raise
@@ -720,10 +742,11 @@ class BeforeFailed(NotCommitted):
 class Cycle:
     """Steps 2 to 4 for some records, or for messages that are acquired ``again``: then no records were read.
 
-    ``limit_s`` applies to each of steps 2 and 3. At most ``pending`` new messages will be delivered.
+    With ``transactions``, steps 2 and 3 are one. ``limit_s`` applies to each step. At most ``pending`` new messages
+    will be delivered.
     """
 
-    strategy: AcquireStrategy
+    transactions: MarkerTransactions | None
     acquisitions: Sequence[Acquisition]
     markers: Sequence[MarkerRecord]
     limit_s: float

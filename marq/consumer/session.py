@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import replace
 from math import inf
 
 from marq.backend.cluster import Cluster, DefinitionsView, WriterConnection
 from marq.client.background import failure_of, until_set
-from marq.consumer.handler_pool import HandlerPool
+from marq.client.current_producer import HandlersProducer
+from marq.consumer.handler_pool import HandlerPool, HandlerTasks
 from marq.consumer.membership import Check, Membership
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL
+from marq.handlers.lifespan import Resources
+from marq.handlers.middleware import Middleware
+from marq.handlers.typed import HandlersByType
 from marq.kafka.group_reader import GroupMember
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
@@ -25,6 +30,8 @@ from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.queues.tracker_watch import watch_for_tracker
 from marq.settings.client import ClientSettings
+from marq.settings.definitions import Definitions
+from marq.settings.queue import QueueSettings
 from marq.wire.errors import BrokerUnavailable, ConfigError
 
 log = logging.getLogger("marq")
@@ -38,6 +45,8 @@ RETRY_S = 1.0
 TOPIC_RETRY_S = 5.0
 #: Maximum number of queues in a log line.
 SHOWN_QUEUES = 20
+#: For a worker's handlers: maximum messages in flight per process, and how long a stop waits for handlers in tests.
+WORKER_MAX_IN_FLIGHT, TESTS_SHUTDOWN_S = 10_000, 3.0
 
 #: Returns what to serve now, and after how many seconds to plan again if nothing changes.
 Plan = Callable[[], Awaitable[tuple[Serving, float]]]
@@ -48,8 +57,8 @@ class ConsumerSession:
 
     After the start, :meth:`follow` may follow the definitions of queues.
 
-    ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions; ``how`` is one
-    of :data:`marq.kafka.acquire_strategies.STARTS`.
+    ``group`` is the Kafka group of a reader that is a member itself and so can commit in transactions: those of queues
+    that deliver at most once, or all if the session is ``transactional``.
     """
 
     def __init__(
@@ -61,19 +70,17 @@ class ConsumerSession:
         settings: ReceiverSettings,
         *,
         group: str | None = None,
-        how: str = MARKED,
+        transactional: bool = False,
         instance_id: str | None = None,
         buffer: PrefetchBuffer | None = None,
     ) -> None:
-        strategy, acquirer = cluster.acquire_strategy(how, topics, reader, group or "", instance_id)
         writer = cluster.writer(topics)
+        transactions = None if group is None else cluster.transactions(topics, group, instance_id)
+        acquirer = None if transactional and transactions is not None else cluster.acquirer(topics)
+        connections: tuple[WriterConnection | None, ...] = (acquirer, transactions, writer)
+        self._connections = [connection for connection in connections if connection is not None]
         #: Other connections are opened on first use.
-        self._connected_first: list[WriterConnection] = [acquirer, writer]
-        self._connections = [acquirer, writer]
-        transactional = strategy
-        if group is not None and how != TRANSACTIONAL:
-            transactional, connection = cluster.acquire_strategy(TRANSACTIONAL, topics, reader, group, instance_id)
-            self._connections.append(connection)
+        self._connected_first = [self._connections[0], writer]
         self.cluster = cluster
         self.pools: list[HandlerPool] = []
         self._serving, self._reader = serving, reader
@@ -85,11 +92,11 @@ class ConsumerSession:
         self.receiver = Receiver(
             serving,
             reader,
-            strategy,
+            acquirer,
             writer,
             settings,
             cluster,
-            transactional=transactional,
+            transactions=transactions,
             buffer=buffer,
         )
         self.prefetch = self.receiver.prefetch
@@ -243,7 +250,7 @@ class MemberSession(ConsumerSession):
         queues: DefinitionsView,
         serving: Serving,
         receiver_settings: ReceiverSettings,
-        how: str,
+        transactional: bool,
         instance_id: str | None,
         url: str,
     ) -> None:
@@ -258,11 +265,9 @@ class MemberSession(ConsumerSession):
         #: Called with queues before they are served.
         self.checks: list[Check] = [self._check_group]
         self._group = membership.kafka_group(settings.names, definitions)
-        if any(definitions.settings(queue).transactional for queue in serving.queues):
-            how = TRANSACTIONAL
+        transactional = transactional or any(definitions.settings(queue).transactional for queue in serving.queues)
         # A redelivery from an aborted transaction could end on its own, as a second dead letter with the same id.
-        committed = how == TRANSACTIONAL
-        reader = cluster.member(self._group, serving, instance_id, committed=committed, url=url)
+        reader = cluster.member(self._group, serving, instance_id, committed=transactional, url=url)
         self.buffer = PrefetchBuffer(membership.name, ahead=receiver_settings.prefetch)
         super().__init__(
             cluster,
@@ -271,7 +276,7 @@ class MemberSession(ConsumerSession):
             reader,
             receiver_settings,
             group=self._group,
-            how=how,
+            transactional=transactional,
             instance_id=instance_id,
             buffer=self.buffer,
         )
@@ -365,3 +370,102 @@ class MemberSession(ConsumerSession):
 def _shortened(queues: Sequence[str]) -> str:
     more = f" and {len(queues) - SHOWN_QUEUES} more" if len(queues) > SHOWN_QUEUES else ""
     return ", ".join(queues[:SHOWN_QUEUES]) + more or "none"
+
+
+# --- a worker's handlers ----------------------------------------------------------------------------------------------
+
+
+class HandlersSession(ConsumerSession):
+    """The session of a worker's handlers: a pool for each queue, a producer for ``handler.send``, and resources.
+
+    ``group`` is the Kafka group of a transactional session, whose reader can commit in transactions. A stop waits for
+    handlers for ``shutdown_s``, or for the ``shutdown_timeout`` of their queue, but at most for ``shutdown_limit_s``.
+    While it is ``quiet``, it takes no more messages, as if all queues were paused.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        topics: Topics,
+        serving: Serving,
+        reader: GroupMember,
+        definitions: Definitions,
+        handlers: Mapping[str, HandlersByType],
+        producer: HandlersProducer,
+        chain: Sequence[Middleware],
+        resources: Resources,
+        *,
+        group: str | None = None,
+        instance_id: str | None = None,
+        shutdown_s: float = TESTS_SHUTDOWN_S,
+        shutdown_limit_s: float = inf,
+        quiet: bool = False,
+    ) -> None:
+        self._definitions = definitions
+        self._quiet = quiet
+        codecs = {queue: by_type.codec for queue, by_type in handlers.items() if by_type.codec is not None}
+        settings = ReceiverSettings(
+            max_in_flight=WORKER_MAX_IN_FLIGHT,
+            markers_partitions=topics.markers_partitions,
+            limit_bytes=topics.markers_limit_bytes,
+            codecs=codecs,
+            queue=self._settings,
+            skipped=definitions.skipped,
+            partitions=lambda queue: definitions.placement(queue).reads,
+        )
+        super().__init__(
+            cluster,
+            topics,
+            serving,
+            reader,
+            settings,
+            group=group,
+            transactional=group is not None,
+            instance_id=instance_id,
+        )
+        self._producer = producer
+        self._handlers = handlers
+        self._chain = chain
+        self._resources = resources
+        self._shutdown_s, self._shutdown_limit_s = shutdown_s, shutdown_limit_s
+
+    def _settings(self, queue: str) -> QueueSettings:
+        settings = self._definitions.settings(queue)
+        return replace(settings, paused=True) if self._quiet else settings
+
+    def set_quiet(self, quiet: bool) -> None:
+        """Take no more messages, or take messages again."""
+        self._quiet = quiet
+        self.receiver.apply_pauses()
+
+    async def connect(self) -> None:
+        """Connect, and open the resources."""
+        await super().connect()
+        with self._producer.current():
+            self.receiver.writer.state = await self._resources.open(self.receiver.fail)
+
+    def start(self) -> None:
+        super().start()
+        for queue, handlers in self._handlers.items():
+            concurrency = self._definitions.settings(queue).concurrency
+            buffer = self.prefetch.buffers[queue]
+            with self._producer.current():
+                self.add(HandlerTasks(buffer, self.receiver, handlers, concurrency, chain=self._chain))
+
+    def shutdown_s_of(self, pool: HandlerPool, shutdown_s: float) -> float:
+        # As the settings are now: a change applies to processes that run already.
+        own_ms = self._definitions.settings(pool.queue).shutdown_timeout_ms
+        return min(shutdown_s if own_ms is None else own_ms / 1000, self._shutdown_limit_s)
+
+    async def close(self) -> None:
+        """Stop, close the resources when no handler needs them, and disconnect.
+
+        Raises:
+            MarqError: a lifespan raised.
+        """
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.disconnect)
+            ends.push_async_callback(self._producer.stop)
+            ends.push_async_callback(self._resources.close)
+            await self.unfollow()
+            await self.stop(self._shutdown_s)

@@ -25,18 +25,20 @@ from aiokafka.structs import OffsetAndMetadata
 
 from marq.kafka.connection import plain_admin
 from marq.kafka.log_reader import LogReader
-from marq.kafka.offset_snapshots import (
+from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
+from marq.kafka.queue_positions import (
     MAX_METADATA_BYTES,
     OffsetSnapshot,
     OffsetSnapshotLog,
+    Positions,
     UnknownPositions,
     fits,
     in_the_metadata,
+    is_older,
     new_snapshot,
     snapshot_named,
+    topic_id_of,
 )
-from marq.kafka.protocol import UNSTABLE_OFFSET_COMMIT, stable_offsets
-from marq.kafka.queue_positions import Positions, is_older, topic_id_of
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import ids_of
 from marq.settings.client import ClientSettings

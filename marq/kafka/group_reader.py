@@ -103,12 +103,12 @@ class TransactionalReader(Reader, Protocol):
     """A reader whose offsets can be committed in a transaction."""
 
     def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
-        """Return what :meth:`commit` would commit now; call :meth:`committed` after committing it elsewhere.
+        """Return what :meth:`commit` would commit now; call :meth:`note_committed` after committing it elsewhere.
 
         Raises NotCommitted if a partition is no longer assigned.
         """
 
-    def committed(self, commit: GroupCommit) -> None:
+    def note_committed(self, commit: GroupCommit) -> None:
         """Note that this commit has succeeded."""
 
 
@@ -412,7 +412,7 @@ class GroupReader:
                 await self._consumer.commit(commit.offsets)
         except (TimeoutError, KafkaError) as error:
             raise NotCommitted(reason_of(error)) from error
-        self.committed(commit)
+        self.note_committed(commit)
 
     def commit_of(self, offsets: Offsets, behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
         return self._commit_of(offsets, self._progress.advanced_to(self._serving, offsets, behind), offsets)
@@ -442,7 +442,7 @@ class GroupReader:
             raise NotCommitted("the group has removed this member")
         return GroupCommit(self._group, generation, commits, after, offsets)
 
-    def committed(self, commit: GroupCommit) -> None:
+    def note_committed(self, commit: GroupCommit) -> None:
         self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Offsets) -> None:

@@ -1,4 +1,4 @@
-"""The queues that a reader serves, and the places of their records.
+"""The queues that a reader serves, their records, and the payloads that ACQUIREs left in records.
 
 A queue's messages are the records of the shared messages topic with its name as key, and all records of the queue's own
 topic, if it has one.
@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from marq.core.storage.table_image import Place
 from marq.kafka.records import Records
 from marq.settings.placements import Partitions, union
 from marq.settings.skipped_records import SkippedRecords
-from marq.wire.markers import Source
-from marq.wire.names import log_name
+from marq.wire.markers import Payload, Source
+from marq.wire.names import Names, log_name
+from marq.wire.record_headers import origin
 
 #: Up to this many queues, one pass for each is faster than one pass that sorts.
 _FEW = 4
@@ -129,3 +131,24 @@ def serving(
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
     partitions = union((reads or {}).get(queue) for queue in names) if names else None
     return Serving(messages, names, own, partitions, changed_at, skipped, ordered, frozenset(limited))
+
+
+def payloads_in(
+    names: Names, source: Source, read: Records, left: Mapping[Place, Payload]
+) -> Iterable[tuple[Place, Payload]]:
+    """Yield the messages in ``left`` whose records are among those in ``read``, with their payloads, for a tracker.
+
+    All messages in ``left`` are from this source. A record with another key or timestamp belongs to another topic of
+    this name, which was deleted.
+    """
+    own_topic = names.is_senders_topic(source.topic)
+    offsets: dict[int, list[Place]] = {}
+    for place in left:
+        offsets.setdefault(place.offset, []).append(place)
+    wanted = [index for index, offset in enumerate(read.offsets) if offset in offsets]
+    read = read.at(wanted).without_copied_headers(own_topic=own_topic).with_fitting_headers()
+    for record in read:
+        for place in offsets[record.offset]:
+            if record.timestamp == left[place].timestamp_ms and (own_topic or record.key == place.queue.encode()):
+                attempt = origin(source, record.offset, record.timestamp, record.headers).attempt
+                yield place, Payload(record.timestamp, attempt, record.key, record.headers, record.value)

@@ -13,9 +13,9 @@ from operator import itemgetter
 from struct import Struct
 from typing import NamedTuple, overload
 
+from marq.wire.marker_codec import encode_headers
 from marq.wire.markers import Headers, Record
 from marq.wire.names import MAX_HEADER_NAME_BYTES, MAX_HEADERS, RESERVED_HEADER
-from marq.wire.payload_columns import encode_headers
 from marq.wire.record_headers import are_copied, without_copied
 
 _name_of = itemgetter(0)

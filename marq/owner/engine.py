@@ -17,7 +17,7 @@ so writing it twice does no harm.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import islice
 from typing import Any, Protocol
@@ -28,14 +28,13 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction, dead_lett
 from marq.core.storage import rows
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
-from marq.owner.transaction_content import Due, OwnerTransaction
 from marq.settings.topic_configs import room_for_markers
 from marq.wire import record_headers
 from marq.wire.dead_letter_notes import Note
 from marq.wire.error_texts import error_of, traceback_of
 from marq.wire.errors import UnknownVersion
 from marq.wire.large_messages import gone, left_out, size_bytes, without_value
-from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source
+from marq.wire.markers import Answer, Batch, Cause, Payload, Record, Resumed, Source, Tick
 
 #: Limits for the redeliveries of one transaction, whose fixed cost is large on a busy machine.
 MAX_COPIES = 2_000
@@ -57,6 +56,39 @@ MAX_PENDING_BYTES = 64 << 20
 MAX_DIVISOR = 256
 #: Number of transactions in a row that must end in time before the limits are doubled.
 COMMITS_TO_DOUBLE = 10
+
+#: A due message and its payload.
+Due = tuple[DueAction, Payload]
+#: A record that could not be decoded: its offset, value and error.
+Unreadable = tuple[int, bytes | None, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnerTransaction:
+    """The content of an owner's transaction: all of it becomes visible together, or nothing does.
+
+    Without its fact, the next owner would send a redelivery again. Without its redelivery, a fact would end a message
+    for good. A row without the markers that it was folded from would outlive its message.
+    """
+
+    #: The log's clock, and the timestamp of the records.
+    now_ms: int
+    appended_ms: int
+    #: Records for the markers partition, in this order; the first ``answers`` of them are answers.
+    markers: Sequence[Batch]
+    answers: int = 0
+    #: Messages to send to their destinations; ``markers`` has their facts.
+    due: Sequence[Due] = ()
+    #: Whether ``markers`` has messages of schedules.
+    planned: bool = False
+    #: The TICK among ``markers``: abort its transaction if it takes too long (see marq.core.storage.log_clock).
+    tick: Tick | None = None
+    #: Rows for the changelog and then the table (None: delete), which hold the fold up to ``applied``.
+    rows: Mapping[bytes, bytes | None] | None = None
+    applied: int = -1
+    #: Records for the dead-letter topic and the quarantine topic; only with rows.
+    notes: Sequence[Note] = ()
+    quarantine: Sequence[Unreadable] = ()
 
 
 class PendingLimits:

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from marq.backend.cluster import Cluster
-from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
+from marq.client.send_options import When
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord, marker_records
 from marq.kafka.topics import Topics

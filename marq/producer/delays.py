@@ -18,17 +18,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from marq.backend.cluster import Cluster, Writer
-from marq.client.delivery_time import Expiry, When, with_expiry
-from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
+from marq.client.send_options import Expiry, Header, When, with_expiry
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import SendCounts
+from marq.producer.sending import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
+from marq.wire.marker_codec import Columns, encode_headers
 from marq.wire.markers import Delay as DelayMarker
 from marq.wire.markers import Payload, Source, payload_bytes, spans
 from marq.wire.names import FRAME_BYTES, deduplicating_partition, source_partition, synthetic_topic
-from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import sequence
 
 #: Bytes of the head of a DELAY: queue, source, numbers.

@@ -12,28 +12,34 @@ from typing import Any, Generic, NamedTuple, TypeVar, Unpack, overload
 from marq.backend.cluster import Cluster, cluster_of
 from marq.client.codecs import Codec, V
 from marq.client.current_producer import note_started, note_stopped
-from marq.client.delivery_time import AT_ONCE, At, Delay, Expiry, When, expiry, when, whens, with_expiry
 from marq.client.hooks import point
 from marq.client.lifecycle import CodecClient, Lifecycle
-from marq.client.message_checks import (
-    Content,
+from marq.client.receipt import Receipt
+from marq.client.send_options import (
+    AT_ONCE,
+    At,
+    Delay,
+    Expiry,
     Header,
     Headers,
+    SendManyOptions,
+    SendOptions,
+    TimeOptions,
+    When,
     check_id,
     check_ids,
     check_queues,
-    encode,
+    expiry,
+    when,
+    whens,
+    with_expiry,
     with_id,
     with_type,
 )
-from marq.client.receipt import Receipt
-from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.send_targets import Target, target_of
-from marq.producer.batches import Batcher, SendCounts
 from marq.producer.delay_control import DelayControl
 from marq.producer.delays import Delays
-from marq.producer.ordered_sending import KeyedRoutes
-from marq.producer.routes import Route, Routes
+from marq.producer.sending import Batcher, Content, Route, Routes, SendCounts, encode
 from marq.settings.client import ClientSettings
 from marq.settings.durations import Duration
 from marq.settings.hints import Unknown, refuse
@@ -84,7 +90,6 @@ class ProducerParts(NamedTuple):
 
     content: Content
     routes: Routes
-    keyed_routes: KeyedRoutes
     batches: Batcher
     delays: Delays
     delay_control: DelayControl
@@ -95,7 +100,7 @@ class ProducerParts(NamedTuple):
         """Return the route of a message, and its headers, in the turn of a call."""
         if key is None:
             return self.routes.known.get(queue) or await self.routes.find(queue), headers
-        return await self.keyed_routes.find(queue, key, headers, called_s, delayed=delayed)
+        return await self.routes.find_by_key(queue, key, headers, called_s, delayed=delayed)
 
     def post(
         self, queue: str, route: Route, value: bytes, headers: list[Header], options: MessageOptions
@@ -146,9 +151,8 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         queues = cluster.queues()
         await queues.start()
         opened.push_async_callback(queues.stop)
-        routes = Routes(cluster, settings.names, topics, queues)
+        routes = Routes(cluster, settings, topics, queues)
         opened.callback(routes.close)
-        keyed_routes = KeyedRoutes(routes, queues, settings.names.messages, limit_s)
         batches = Batcher(cluster, settings, topics, routes, await cluster.sender(topics), self._counts, self._linger_s)
         opened.push_async_callback(batches.close)
         delays = Delays(cluster, topics, limit_s, self._counts)
@@ -159,7 +163,7 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         if not self._internal:
             note_started(self)
             opened.callback(note_stopped, self)
-        return ProducerParts(Content(topics.messages_limit_bytes), routes, keyed_routes, batches, delays, delay_control)
+        return ProducerParts(Content(topics.messages_limit_bytes), routes, batches, delays, delay_control)
 
     def _hurry(self, running: ProducerParts) -> None:
         running.batches.give_up()
@@ -243,9 +247,9 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
             if codec is not None:
                 value = encode(codec, queue, value)
             pairs = with_id(with_type(headers, type), own_id)
-            async with running.keyed_routes.turn([queue], key) as called_s:
+            async with running.routes.turn([queue], key) as called_s:
                 delayed = options.due is not None
-                route, pairs = await running.keyed_routes.find(queue, key, pairs, called_s, delayed=delayed)
+                route, pairs = await running.routes.find_by_key(queue, key, pairs, called_s, delayed=delayed)
                 running.content.check(queue, route.key, value, pairs)
                 receipt = running.post(queue, route, value, pairs, options)
             # The next call may post before this message is confirmed, because batches keep their order.
@@ -274,7 +278,7 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
         pairs = with_expiry(with_id(headers, own_id), expires, due)
         if self._codec is not None:
             value = encode(self._codec, queues, value)
-        async with running.keyed_routes.turn(queues if key is not None else (), key or b"") as called_s:
+        async with running.routes.turn(queues if key is not None else (), key or b"") as called_s:
             find = partial(running.find, key=key, headers=pairs, called_s=called_s, delayed=due is not None)
             for queue in queues:
                 await find(queue)
@@ -348,7 +352,7 @@ class Producer(CodecClient[ProducerParts, V], Generic[V]):
             items = [encode(codec, queue, value, item) for item, value in enumerate(items)]
         dues = None if delay is None and at is None else whens("send_many()", delay, at, len(items))
         ids = None if deduplication_ids is None else check_ids(deduplication_ids, len(items))
-        async with running.keyed_routes.turn([] if key is None else [queue], key or b"") as called_s:
+        async with running.routes.turn([] if key is None else [queue], key or b"") as called_s:
             delayed = ids is not None or bool(dues)
             # The others count from when they are due.
             pairs = pairs if delayed else with_expiry(pairs, expires, None)

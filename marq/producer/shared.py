@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
+from marq.client.send_options import Header
 from marq.producer.producer import Producer
 from marq.wire.errors import MarqError
 

@@ -17,11 +17,11 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar, Unpack, cast, overload
 
 from marq.client.codecs import Codec, V, check_codec
-from marq.client.message_checks import encode
 from marq.client.receipt import Receipt
 from marq.client.send_options import SendManyOptions, SendOptions, TimeOptions
 from marq.client.send_targets import Target, target_of
 from marq.producer.producer import One, Producer, Several
+from marq.producer.sending import encode
 from marq.producer.thread import ProducerThread
 from marq.settings.client import ClientOptions
 from marq.settings.hints import Hinted

@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from typing import Any, Self, Unpack
 
 from marq.client.lifecycle import Lifecycle
-from marq.kafka.offset_snapshots import check_room
+from marq.kafka.queue_positions import check_room
 from marq.kafka.records import Row
 from marq.queues.concurrent_changes import with_changes
 from marq.queues.following import DefinitionsFollower, document_of, fold

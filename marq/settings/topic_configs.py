@@ -27,7 +27,7 @@ DEFAULT_LIMIT_BYTES = 1_048_588
 #: Time for which a compacted topic keeps deletions. Older local files are not trusted (tables/leases.py), and a client
 #: that was cut off for a weekend still learns which definitions were removed.
 DELETE_RETENTION_MS = 7 * 24 * 3600 * 1000
-#: Limit for an offset snapshot (marq/kafka/offset_snapshots.py).
+#: Limit for an offset snapshot (marq/kafka/queue_positions.py).
 SNAPSHOT_LIMIT_BYTES = 20 << 20
 
 

@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 from marq.client.codecs import Codec, check_codec
 from marq.client.dead_letter import time_of
-from marq.client.message_checks import SentHeader, header_value
+from marq.client.send_options import SentHeader, header_value
 from marq.consumer.consumer import Consumer
 from marq.core.storage.rows import HELD, State
 from marq.dead_letters.log import Stored

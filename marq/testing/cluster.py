@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeVar
 from marq.client.backends import Backend, register
 from marq.consumer.receiver import Receiver
 from marq.dead_letters.log import Stored
-from marq.kafka.acquire_strategies import MarkerFirst
-from marq.kafka.group_reader import Assignee, Reader
+from marq.kafka.group_reader import Assignee
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Row
@@ -260,12 +259,11 @@ class MemoryCluster:
     ) -> MemoryMember:
         return MemoryMember(self._memory, group, self._settings, serving, instance_id)
 
-    def acquire_strategy(
-        self, how: str, topics: Topics, reader: Reader, group: str, instance_id: str | None
-    ) -> tuple[MarkerFirst, MemoryWriter]:
-        # Neither step can fail here, so no transaction is needed.
-        writer = self.writer(topics)
-        return MarkerFirst(writer, reader), writer
+    def acquirer(self, topics: Topics) -> MemoryWriter:
+        return self.writer(topics)
+
+    def transactions(self, topics: Topics, group: str, instance_id: str | None) -> None:
+        """Return None: neither the write nor the commit can fail here."""
 
     async def sender(self, topics: Topics) -> MemorySender:
         sender = MemorySender(self._memory)

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from marq.kafka.committed_offsets import Committed, Offsets, StartPositionResolver, of_incarnations
 from marq.kafka.group_consumer import replaced
 from marq.kafka.group_reader import Assignee, NotCommitted
-from marq.kafka.offset_snapshots import OffsetSnapshot
-from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, Positions
+from marq.kafka.queue_positions import NOT_BEHIND, LowWatermarks, MemberPositions, OffsetSnapshot, Positions
 from marq.kafka.queue_records import Serving
 from marq.kafka.records import Records
 from marq.testing.topics import Topic

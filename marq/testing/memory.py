@@ -7,7 +7,7 @@ import threading
 import warnings
 from itertools import count
 
-from marq.kafka.offset_snapshots import OffsetSnapshot
+from marq.kafka.queue_positions import OffsetSnapshot
 from marq.settings.client import MEMORY_SCHEME, ClientSettings
 from marq.testing.clock import VirtualClock
 from marq.testing.group import Group

@@ -10,8 +10,8 @@ from marq.core.deliveries import redelivery_records
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import Place
+from marq.kafka.queue_records import payloads_in
 from marq.kafka.records import Records, Row
-from marq.kafka.source_records import payloads_in
 from marq.kafka.topics import Topics
 from marq.queues.definition_log import UnfinishedMessages, unfinished
 from marq.queues.following import document_of, encoded

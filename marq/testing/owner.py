@@ -17,8 +17,7 @@ from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
-from marq.owner.engine import OwnerEngine
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerEngine, OwnerTransaction
 from marq.settings.cron import Times
 from marq.testing.clock import Timer
 from marq.wire import record_headers

@@ -15,7 +15,7 @@ from typing import Any, Self
 from marq.client.current_producer import HandlersProducer
 from marq.client.outcomes import NoHandler, Outcome
 from marq.client.send_targets import Handler, HandlerDefinition, definitions_of
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.session import HandlersSession
 from marq.handlers.decorator import by_queue, check_handler, handlers_in
 from marq.handlers.lifespan import Lifespan, Resources, lifespans_in
 from marq.handlers.middleware import CallNext, Middleware, middleware_in

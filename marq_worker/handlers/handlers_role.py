@@ -64,7 +64,7 @@ class HandlersRole(Service):
             queue: queue_handlers.types for queue, queue_handlers in handlers.items() if queue_handlers.types
         }
         self._confirmations = Confirmations()
-        self._processes = processes
+        self.processes = processes
         self._queues = queues
         self._missing_topics = missing_topics
         self._incomplete: dict[str, list[str]] = {}
@@ -107,7 +107,7 @@ class HandlersRole(Service):
                 module,
                 f"; it is a package, so name its modules: {', '.join(inner)}" if inner else "",
             )
-        await self.add_runtime_dependency(self._processes)
+        await self.add_runtime_dependency(self.processes)
         self._end_listening = self._queues.listen(self._follow)
         self._follow()
 
@@ -117,18 +117,6 @@ class HandlersRole(Service):
     def groups(self) -> dict[str, HandlerGroup]:
         """Return the groups whose handlers this worker runs, as its definitions are now."""
         return self._groups(self._queues.definitions)
-
-    def set_quiet(self, quiet: bool) -> None:
-        self._processes.set_quiet(quiet)
-
-    async def calls(self) -> list[dict[str, Any]]:
-        return await self._processes.calls()
-
-    async def cancel(self, queue: str, message_id: str, *, counted: bool) -> None:
-        await self._processes.cancel(queue, message_id, counted=counted)
-
-    def metrics(self) -> list[dict[str, Any]]:
-        return self._processes.metrics()
 
     @Service.task
     async def _confirm(self) -> None:
@@ -192,7 +180,7 @@ class HandlersRole(Service):
             name: replace(group, queues={q: handled for q, handled in group.queues.items() if q not in self._without})
             for name, group in groups.items()
         }
-        self._processes.want({name: group for name, group in served.items() if group.queues})
+        self.processes.want({name: group for name, group in served.items() if group.queues})
 
 
 def publication(

@@ -18,12 +18,11 @@ from typing import Any
 
 from marq.backend.cluster import KafkaCluster
 from marq.client.current_producer import HandlersProducer
-from marq.consumer.handlers_session import HandlersSession
-from marq.consumer.session import STOP_CLIENT_S
+from marq.consumer.session import STOP_CLIENT_S, HandlersSession
 from marq.handlers.lifespan import Resources, lifespans_in
 from marq.handlers.middleware import middleware_in
 from marq.kafka.group_reader import GroupReader
-from marq.kafka.offset_snapshots import check_room
+from marq.kafka.queue_positions import check_room
 from marq.kafka.queue_records import Serving
 from marq.kafka.topics import Topics
 from marq.leases.message import Message
@@ -80,7 +79,7 @@ class RunningHandlers:
         """Load the handlers and connect.
 
         ``acquirer`` is that of :class:`marq.backend.cluster.KafkaCluster`; the time limits of a stop are those of
-        :class:`marq.consumer.handlers_session.HandlersSession`.
+        :class:`marq.consumer.session.HandlersSession`.
         """
         group = self.group
         check_room(group.name, group.queues)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from marq.core.storage.handling_times import HandlingTimes
 from marq.core.storage.table_image import Place
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.settings.placements import EVERYWHERE, Placement
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers

@@ -26,15 +26,13 @@ from faust import Event
 
 from marq.client.uptime import uptime_ms
 from marq.core.deliveries.schedule_planner import Planner
+from marq.core.lease_book import InvalidTimes
 from marq.core.redeliver_or_dead_letter import Destination
-from marq.core.storage.image_from_rows import ROWS_AT_ONCE
-from marq.core.storage.invalid_times import InvalidTimes
 from marq.core.storage.rows import EventCounts
-from marq.core.storage.table_image import Place
+from marq.core.storage.table_image import ROWS_AT_ONCE, Place
 from marq.core.tracker import Tracker
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.owner.engine import OwnerEngine, PositionLost, Step
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerEngine, OwnerTransaction, PositionLost, Step
 from marq.settings.cron import Times
 from marq.wire.errors import MarqError, UnknownVersion
 from marq.wire.markers import Cause, Payload, Source

@@ -27,7 +27,7 @@ from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
 from marq.kafka.connection import stop_producer
 from marq.kafka.paced_clients import paced
-from marq.owner.transaction_content import OwnerTransaction, Unreadable
+from marq.owner.engine import OwnerTransaction, Unreadable
 from marq.settings.ordering_keys import partition_of
 from marq.wire import dead_letter_notes
 from marq.wire.dead_letter_notes import Note

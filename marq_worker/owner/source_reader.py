@@ -14,8 +14,8 @@ from time import monotonic
 
 from marq.core.storage.table_image import Place
 from marq.kafka.log_reader import LogReader
+from marq.kafka.queue_records import payloads_in
 from marq.kafka.repeated_warnings import RepeatedWarning
-from marq.kafka.source_records import payloads_in
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.large_messages import size_bytes

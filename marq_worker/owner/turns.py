@@ -1,6 +1,6 @@
 """What an owner does in a turn of the timer agent: it writes a TICK, redeliveries, answers, messages of schedules.
 
-marq/core/due_messages.py decides which messages are due, and marq/core/redeliver_or_dead_letter.py where each one goes.
+marq/core/lease_book.py decides which messages are due, and marq/core/redeliver_or_dead_letter.py where each one goes.
 The owner reads no markers until its turn is over.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from marq.client.uptime import uptime_ms
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 
 if TYPE_CHECKING:
     from marq_worker.owner.ownership import Ownership

@@ -13,8 +13,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import Any, cast
 
-from marq.client.message_checks import Header
-from marq.client.send_options import SendOptions
+from marq.client.send_options import Header, SendOptions
 from marq.leases.message import Message
 from marq.settings.client import ClientSettings
 from marq.wire.errors import MarqError

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from marq.client.message_checks import Header
 from marq.client.receipt import Receipt
-from marq.client.send_options import SendOptions
+from marq.client.send_options import Header, SendOptions
 from marq.producer.shared import SharedProducer
 from marq.queues.queues import Queues
 from marq.wire.record_headers import sequence_text

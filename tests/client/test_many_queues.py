@@ -12,7 +12,7 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 
 import marq
-from marq.kafka.offset_snapshots import OffsetSnapshotLog
+from marq.kafka.queue_positions import OffsetSnapshotLog
 from marq.settings.client import ClientSettings
 from marq.settings.definitions import layer_key
 from marq.wire.names import Names

@@ -117,7 +117,7 @@ async def test_an_error_says_which_messages_were_sent(
 
 
 async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(servers, prefix, monkeypatch) -> None:
-    monkeypatch.setattr("marq.producer.batches.STOP_LIMIT_S", 60)
+    monkeypatch.setattr("marq.producer.sending.STOP_LIMIT_S", 60)
     producer = marq.Producer(servers, prefix=prefix)
     await producer.start()
     single = [asyncio.create_task(producer.send("q", b"x")) for _ in range(100)]
@@ -135,7 +135,7 @@ async def test_a_stop_lets_many_that_are_under_way_end_and_accepts_no_more(serve
 
 
 async def test_many_that_a_stop_can_not_wait_for_say_which_were_sent(servers, prefix, names, monkeypatch) -> None:
-    monkeypatch.setattr("marq.producer.batches.STOP_LIMIT_S", 0)
+    monkeypatch.setattr("marq.producer.sending.STOP_LIMIT_S", 0)
     producer = marq.Producer(servers, prefix=prefix)
     await producer.start()
     sending = asyncio.create_task(producer.send_many("q", [b"x" * 50_000] * 1_000))

@@ -149,7 +149,7 @@ def test_a_stop_answers_all_senders_and_keeps_confirmed_messages(servers, prefix
 
 
 def test_a_stop_lets_many_that_are_under_way_end(servers, prefix, monkeypatch) -> None:
-    monkeypatch.setattr("marq.producer.batches.STOP_LIMIT_S", 60)
+    monkeypatch.setattr("marq.producer.sending.STOP_LIMIT_S", 60)
     producer = marq.SyncProducer(servers, prefix=prefix)
     producer.start()
     receipts: list[marq.Receipt] = []

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marq
-from marq.client.message_checks import MAX_ID_BYTES
+from marq.client.send_options import MAX_ID_BYTES
 from marq.wire.markers import Delay
 from tests.conformance.backend import Backend
 from tests.conformance.receiving import nothing_comes, take, take_one

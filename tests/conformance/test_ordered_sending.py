@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import marq
-from marq.producer.ordered_sending import default_partition
+from marq.producer.sending import default_partition
 from marq.producer.shared import SharedProducer
 from marq.settings.ordering_keys import partition_of
 from tests.conformance.backend import Backend, Stored

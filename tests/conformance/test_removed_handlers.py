@@ -20,7 +20,7 @@ import pytest
 import marq
 from marq.backend.cluster import cluster_of
 from marq.client.current_producer import HandlersProducer
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.session import HandlersSession
 from marq.handlers.lifespan import Resources
 from marq.handlers.typed import HandlersByType
 from marq.producer.producer import Producer

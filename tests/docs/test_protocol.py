@@ -21,7 +21,7 @@ import marq.wire.ordered_holders
 from marq.client.message_token import Token
 from marq.client.message_token import encode as encode_token
 from marq.core.storage import rows
-from marq.wire import dead_letter_notes, marker_codec, markers, payload_columns
+from marq.wire import dead_letter_notes, marker_codec, markers
 from marq.wire.errors import CorruptMarker, UnknownVersion
 from marq.wire.names import RESERVED_HEADER, Names, markers_partition
 from marq.wire.record_headers import origin
@@ -170,7 +170,7 @@ def test_the_tables_name_every_kind_flag_and_topic() -> None:
     flags = {(name, value) for value, name in re.findall(r"^\| \d \| (\d+) \| ([A-Z_]+) \| ", PAGE, re.MULTILINE)}
 
     assert kinds == {kind.name: kind.value for kind in markers.Kind}
-    assert flags == {(name, str({**vars(payload_columns), **vars(marker_codec)}[name])) for name, _ in flags}
+    assert flags == {(name, str(vars(marker_codec)[name])) for name, _ in flags}
     assert len(flags) == 14
     names = Names()
     topics = (

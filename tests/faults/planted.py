@@ -10,7 +10,7 @@ from typing import Any
 from marq.consumer import priorities, turns
 from marq.consumer.ordering import KeyQueues, Open, PendingRetry
 from marq.consumer.writer import OutcomeWriter
-from marq.core import due_messages
+from marq.core import lease_book
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.kafka.marker_writer import KafkaMarkerWriter, MarkerRecord
@@ -24,7 +24,7 @@ EARLY_MS = 700
 
 def early_and_disobedient() -> None:
     """Redeliver early, and deliver cancelled messages."""
-    due, resolve = LeaseBook.due, due_messages.resolve_due
+    due, resolve = LeaseBook.due, lease_book.resolve_due
 
     def due_early(book: LeaseBook, now_ms: int) -> list[DueAction]:
         return due(book, now_ms + EARLY_MS)
@@ -34,7 +34,7 @@ def early_and_disobedient() -> None:
         return replace(action, destination=Destination.QUEUE) if action.cause is Cause.CANCELLED else action
 
     LeaseBook.due = due_early  # type: ignore[method-assign]
-    due_messages.resolve_due = resolve_disobediently
+    lease_book.resolve_due = resolve_disobediently
 
 
 def hasty() -> None:

@@ -26,14 +26,10 @@ _LEASES, _TRACKER, _CLOCK, _MARKS = (
     _STORAGE + "log_clock",
     _STORAGE + "acquired_ranges",
 )
-_TRANSITIONS, _FIRES, _DUE_MESSAGES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter", _CORE + "due_messages"
+_TRANSITIONS, _FIRES = _CORE + "transitions", _CORE + "redeliver_or_dead_letter"
 _TABLE_IMAGE = _STORAGE + "table_image"
-_RESTORATION, _REDELIVERIES, _ROWS = (
-    _STORAGE + "image_from_rows",
-    _CORE + "deliveries.redelivery_records",
-    _STORAGE + "rows",
-)
-_POSITIONS, _ROSTERS = _KAFKA + "queue_positions", _KAFKA + "offset_snapshots"
+_REDELIVERIES, _ROWS = _CORE + "deliveries.redelivery_records", _STORAGE + "rows"
+_POSITIONS = _KAFKA + "queue_positions"
 
 CORE_MUTANTS = (
     # --- identity: topic, partition and offset of a record ------------------------------------------------------------
@@ -135,7 +131,7 @@ CORE_MUTANTS = (
     mutant(
         COALESCING,
         "a restored lease is the one of its ACQUIRE",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs",
         ("            leases.update({offset: changed[offset] for offset in still_open})\n", ""),
     ),
@@ -186,14 +182,14 @@ CORE_MUTANTS = (
     mutant(
         FIRING,
         "what is on its way is not remembered",
-        _DUE_MESSAGES,
+        _LEASES,
         "fired-twice stuck raised answered",
         ("            opened.firing.update(waiting)\n            self._firing_count += len(waiting)\n", ""),
     ),
     mutant(
         FIRING,
         "what is on its way is never forgotten",
-        _DUE_MESSAGES,
+        _LEASES,
         "stuck",
         ("            opened.firing.clear()\n", "            pass\n"),
     ),
@@ -207,7 +203,7 @@ CORE_MUTANTS = (
     mutant(
         ONE_TRANSACTION,
         "an aborted copy is not sent again",
-        _DUE_MESSAGES,
+        _LEASES,
         "stuck",
         ("                    self._hint_at(opened, offset)\n", "                    pass\n"),
     ),
@@ -283,7 +279,7 @@ CORE_MUTANTS = (
     mutant(
         TIME,
         "a row is due a little early",
-        _DUE_MESSAGES,
+        _LEASES,
         "early renewed",
         ("self._heap[0].due_ms <= now_ms else", "self._heap[0].due_ms <= now_ms + 20 else"),
     ),
@@ -357,7 +353,7 @@ CORE_MUTANTS = (
     mutant(
         ATTEMPTS,
         "attempts are not written",
-        "marq.wire.payload_columns",
+        "marq.wire.marker_codec",
         "book-differs attempts",
         ("    if columns.attempts is not None:\n", "    if False:\n"),
     ),
@@ -422,14 +418,14 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "the queues of a snapshot stay where they were when it was written",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice",
         ("**{queue: max(position, offset) for queue, position in self.served.items()},", "**self.served,"),
     ),
     mutant(
         GROUPS,
         "a new snapshot forgets which queues are ahead",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice attempts",
         ("position if (position := positions.get(queue, 0)) > start else 0 for", "0 for"),
         move_every_ms=300.0,
@@ -441,7 +437,7 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "a snapshot will do for queues of which it knows nothing, or less",
-        _ROSTERS,
+        _POSITIONS,
         "delivered-twice",
         (" < 0 or queue in current.past or max(", " >= 0 and max("),
         move_every_ms=150.0,
@@ -453,7 +449,7 @@ CORE_MUTANTS = (
     mutant(
         GROUPS,
         "a queue that has left moves on with the snapshot that it is in",
-        _ROSTERS,
+        _POSITIONS,
         "lost not-drained",
         (
             "if queue in current.served or current.past.get(queue) != position:",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.simulation.mutant import DEDUPLICATION, Mutant, mutant
 
 _CORE, _DELAYING = "marq.core.", "tests.simulation.delaying"
-_LEASES, _RESTORATION, _IDS = _CORE + "lease_book", _CORE + "storage.image_from_rows", _CORE + "storage.deduplication"
+_LEASES, _TABLE_IMAGE, _IDS = _CORE + "lease_book", _CORE + "storage.table_image", _CORE + "storage.deduplication"
 
 DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
@@ -20,7 +20,7 @@ DEDUPLICATION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DEDUPLICATION,
         "accepted ids are forgotten by a restart",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "book-differs table-differs duplicate",
         ("            self.accepted_ids.put_row(key, row)\n", "            pass\n"),
         tracker_crash=0.03,

@@ -5,13 +5,8 @@ from __future__ import annotations
 from tests.simulation.mutant import ANSWERING, CANCELLING, DELAYING, MOVING, Mutant, mutant
 
 _CORE, _SIMULATION = "marq.core.", "tests.simulation."
-_LEASES, _TRANSITIONS, _QUESTIONS = _CORE + "lease_book", _CORE + "transitions", _CORE + "request_answers"
-_DUE_MESSAGES, _TABLE_IMAGE = _CORE + "due_messages", _CORE + "storage.table_image"
-_TRACKER, _RESTORATION, _FIRES = (
-    _CORE + "tracker",
-    _CORE + "storage.image_from_rows",
-    _CORE + "redeliver_or_dead_letter",
-)
+_LEASES, _TRANSITIONS, _TABLE_IMAGE = _CORE + "lease_book", _CORE + "transitions", _CORE + "storage.table_image"
+_TRACKER, _FIRES = _CORE + "tracker", _CORE + "redeliver_or_dead_letter"
 _ACQUISITION, _DELAYING = "marq.consumer.acquire", _SIMULATION + "delaying"
 
 DELAY_MUTANTS: tuple[Mutant, ...] = (
@@ -19,7 +14,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "a waiting message becomes due at the start of its index span",
-        _DUE_MESSAGES,
+        _LEASES,
         "early moved order",
         (
             "            lease.due_ms, lease.since_ms, place,",
@@ -55,7 +50,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "delayed messages are forgotten after a restart",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs lost not-drained",
         (
             "            leases[offset] = lease\n",
@@ -65,7 +60,7 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         DELAYING,
         "messages due in the same millisecond are sent in any order",
-        _DUE_MESSAGES,
+        _LEASES,
         "order",
         ("            lease.due_ms, lease.since_ms, place,", "            lease.due_ms, -lease.since_ms, place,"),
     ),
@@ -151,10 +146,10 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ANSWERING,
         "the reply for a message that is being sent is DONE",
-        _QUESTIONS,
+        _LEASES,
         "answered",
         (
-            "            if lease is not None and messages.is_firing(lease.queue, source, offset):\n",
+            "            if lease is not None and book.is_firing(lease.queue, source, offset):\n",
             "            if False:\n",
         ),
         slow_commit=0.8,
@@ -177,10 +172,10 @@ DELAY_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         ANSWERING,
         "a request that comes too late is answered with success",
-        _QUESTIONS,
+        _LEASES,
         "answered",
         (
-            "            left = lease is None or offset not in messages.open_in(lease.queue, source)\n",
+            "            left = lease is None or offset not in book.open_in(lease.queue, source)\n",
             "            left = False\n",
         ),
     ),

@@ -6,7 +6,7 @@ from tests.simulation.mutant import ORDERING, Mutant, mutant
 
 _CONSUMER, _CORE = "marq.consumer.", "marq.core."
 _ORDERING, _WRITER = _CONSUMER + "ordering", _CONSUMER + "writer"
-_LEASES, _DUE_MESSAGES, _TRANSITIONS = _CORE + "lease_book", _CORE + "due_messages", _CORE + "transitions"
+_LEASES, _TRANSITIONS = _CORE + "lease_book", _CORE + "transitions"
 _POSITIONS = "marq.kafka.queue_positions"
 
 ORDERING_MUTANTS: tuple[Mutant, ...] = (
@@ -131,7 +131,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         ORDERING,
         "the tracker redelivers messages that keep their place",
         {
-            _DUE_MESSAGES: (("        if lease.state in IN_ORDER:\n            return\n", ""),),
+            _LEASES: (("        if lease.state in IN_ORDER:\n            return\n", ""),),
             _TRANSITIONS: (
                 (
                     "    EXHAUSTED: Due(",

@@ -36,7 +36,7 @@ _STARTING, _GROUP = _SIMULATION + "starting", _SIMULATION + "group"
 _RECEIVER, _HELD = "marq.consumer.receiver", "marq.leases.held"
 _WRITER_LOOP, _STARTS = "marq.consumer.writer", "marq.consumer.starts"
 _HANDLER_POOL = "marq.consumer.handler_pool"
-_ACQUISITION, _STRATEGIES = "marq.consumer.acquire", "marq.kafka.acquire_strategies"
+_ACQUISITION = "marq.consumer.acquire"
 _WRITING, _TABLE = _SIMULATION + "writing", _SIMULATION + "table"
 
 SHELL_MUTANTS = (
@@ -47,24 +47,24 @@ SHELL_MUTANTS = (
         _RECEIVER,
         "lost not-drained",
         (
-            "                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)\n",
+            "                await self._acquire(cycle)\n",
             (
                 "                if cycle.ends:\n"
                 "                    await self._reader.commit(cycle.ends)\n"
-                "                await cycle.strategy.acquire(cycle.markers, cycle.limit_s)\n"
+                "                await self._acquire(cycle)\n"
             ),
         ),
     ),
     mutant(
         MARKER_FIRST,
         "messages of an uncertain ACQUIRE are delivered",
-        _STRATEGIES,
+        _RECEIVER,
         "lost not-drained not-open",
         (
-            "            await self._writer.write(records, limit_s)\n",
+            "            await self._acquirer.write(cycle.markers, cycle.limit_s)\n",
             (
                 "            try:\n"
-                "                await self._writer.write(records, limit_s)\n"
+                "                await self._acquirer.write(cycle.markers, cycle.limit_s)\n"
                 "            except Exception:\n"
                 "                pass\n"
             ),
@@ -73,16 +73,15 @@ SHELL_MUTANTS = (
     mutant(
         MARKER_FIRST,
         "messages are delivered after an uncertain commit",
-        _STRATEGIES,
+        _RECEIVER,
         "delivered-twice lost stuck",
         (
-            "    ) -> None:\n        await self._reader.commit(offsets, behind)\n",
+            "                await self._reader.commit(offsets, lows)\n",
             (
-                "    ) -> None:\n"
-                "        try:\n"
-                "            await self._reader.commit(offsets, behind)\n"
-                "        except Exception:\n"
-                "            pass\n"
+                "                try:\n"
+                "                    await self._reader.commit(offsets, lows)\n"
+                "                except Exception:\n"
+                "                    pass\n"
             ),
         ),
     ),
@@ -291,7 +290,7 @@ SHELL_MUTANTS = (
         "messages that are delivered at most once are acquired with the marker first",
         _RECEIVER,
         "dispatched",
-        ("self._transactional if at_most_once else self._strategy", "self._strategy"),
+        ("if at_most_once or self._acquirer is None else None", "if self._acquirer is None else None"),
     ),
     # --- handlers that end their process ------------------------------------------------------------------------------
     mutant(
@@ -403,14 +402,14 @@ SHELL_MUTANTS = (
     mutant(
         FIRING,
         "a message whose payload is missing counts as sent",
-        "marq.core.due_messages",
+        "marq.core.lease_book",
         "stuck not-drained lost",
         ("self._known_of(fire.lease.queue, fire.source).firing.discard(fire.offset)", "pass"),
     ),
     mutant(
         OLD_STATE,
         "a new owner does not know which payloads are only in records",
-        "marq.core.storage.image_from_rows",
+        "marq.core.storage.table_image",
         "stuck not-drained lost",
         ("                left.append(offset)\n", "                pass\n"),
     ),
@@ -538,13 +537,13 @@ SHELL_MUTANTS = (
     mutant(
         ONE_START,
         "the offset is committed outside of the transaction",
-        _STRATEGIES,
+        _RECEIVER,
         "lost not-drained fidelity",
         (
-            "        await self._transactions.write(records, commit, limit_s)\n",
+            "                await cycle.transactions.write(cycle.markers, commit, cycle.limit_s)\n",
             (
-                "        await self._reader.commit(offsets)\n"
-                "        await self._transactions.write(records, commit, limit_s)\n"
+                "                await self._reader.commit(offsets)\n"
+                "                await cycle.transactions.write(cycle.markers, commit, cycle.limit_s)\n"
             ),
         ),
     ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.simulation.mutant import SUBSCRIPTIONS, Mutant, mutant
 
 _CORE, _STORAGE = "marq.core.", "marq.core.storage."
-_LEASES, _REPLIES = _CORE + "lease_book", _CORE + "request_answers"
-_ROWS, _RESTORATION = _STORAGE + "rows", _STORAGE + "image_from_rows"
+_LEASES = _CORE + "lease_book"
+_ROWS, _TABLE_IMAGE = _STORAGE + "rows", _STORAGE + "table_image"
 _HELD = "marq.leases.held"
 _DELAYING, _WRITING = "tests.simulation.delaying", "tests.simulation.writing"
 
@@ -29,7 +29,7 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         SUBSCRIPTIONS,
         "restored messages of one source are those of one queue",
-        _RESTORATION,
+        _TABLE_IMAGE,
         "table-differs book-differs raised",
         (
             "            return self.leases.setdefault(rows.parse_queue(prefix[1:]), {})\n",
@@ -85,16 +85,16 @@ SUBSCRIPTION_MUTANTS: tuple[Mutant, ...] = (
     mutant(
         SUBSCRIPTIONS,
         "the answer to a RESUME has the other queue's messages",
-        _REPLIES,
+        _LEASES,
         "order exclusion attempts unexplained lost not-drained stuck concurrent",
-        ("    leases = messages.open_in(queue, source)\n", '    leases = messages.open_in("", source)\n'),
+        ("    leases = book.open_in(queue, source)\n", '    leases = book.open_in("", source)\n'),
     ),
     mutant(
         SUBSCRIPTIONS,
         "a moved message that left is taken for the other queue's, which stays",
-        _REPLIES,
+        _LEASES,
         "answered",
-        ("offset not in messages.open_in(lease.queue, source)", 'offset not in messages.open_in("", source)'),
+        ("offset not in book.open_in(lease.queue, source)", 'offset not in book.open_in("", source)'),
         slow_commit=0.8,
         late_read=0.5,
         consumer_pause=0.03,

@@ -174,7 +174,7 @@ class Reader:
         if world.hit(world.faults.commit_unknown):
             raise NotCommitted("unknown")
         await wait(world.rng.randint(0, 2))
-        self.committed(commit)
+        self.note_committed(commit)
 
     def commit_of(self, offsets: Mapping[Source, int], behind: LowWatermarks = NOT_BEHIND) -> GroupCommit:
         return self._commit_of(offsets, self._progress.advanced_to(self._consumer.serving, offsets, behind), offsets)
@@ -191,7 +191,7 @@ class Reader:
         commits = {source: Committed(number, after[source].encode(number)) for source, number in numbers.items()}
         return GroupCommit(commits, after, self._generation, offsets)
 
-    def committed(self, commit: GroupCommit) -> None:
+    def note_committed(self, commit: GroupCommit) -> None:
         self._progress.take(commit.ends, commit.after)
 
     def rewind(self, offsets: Mapping[Source, int]) -> None:

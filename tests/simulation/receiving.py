@@ -14,7 +14,6 @@ from marq.consumer.ordering import RereadRecords, Steps
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Cycle, Receiver
 from marq.consumer.session import ConsumerSession
-from marq.kafka.acquire_strategies import AcquireStrategy, MarkerFirst, Transactional
 from marq.kafka.records import Records
 from marq.leases.message import Message
 from marq.leases.receiver_settings import ReceiverSettings
@@ -39,10 +38,7 @@ class SimulatedReceiver(Receiver):
     def __init__(self, consumer: Consumer, max_in_flight: int, max_lease_ms: int) -> None:
         self._consumer = consumer
         world, reader, writer = consumer.world, consumer.reader, consumer.writer
-        strategy: AcquireStrategy = MarkerFirst(writer, reader)
-        transactional = None
-        if consumer.starting is not None:
-            transactional = Transactional(consumer.starting, reader)  # type: ignore[arg-type]
+        transactions = consumer.starting
         settings = ReceiverSettings(
             max_in_flight=max_in_flight,
             max_lease_ms=max_lease_ms,
@@ -55,11 +51,11 @@ class SimulatedReceiver(Receiver):
         super().__init__(
             consumer.serving,
             reader,
-            transactional if transactional is not None and consumer.starting.always else strategy,
+            None if transactions is not None and transactions.always else writer,
             writer,
             settings,
             _Brokers(consumer),  # type: ignore[arg-type]
-            transactional=transactional,
+            transactions=transactions,  # type: ignore[arg-type]
             buffer=PrefetchBuffer(consumer.name),
         )
         if not world.blind:

@@ -1,7 +1,7 @@
 """Simulates a consumer that acquires messages in a transaction: ACQUIRE and the offset, both or neither.
 
-The shipped strategy (:class:`marq.kafka.acquire_strategies.Transactional`) decides what a transaction contains; this
-module simulates its producer and the broker. The group accepts the offset only from the member that the partition is
+The shipped receiver (:mod:`marq.consumer.receiver`) decides what a transaction contains; this module simulates its
+producer and the broker. The group accepts the offset only from the member that the partition is
 assigned to in the current generation, and the partition's next owner waits until no open transaction can move its
 offset. So only one of the two delivers the messages. After an unknown outcome, a new producer takes over the
 transactional id. This aborts the former producer's open transaction, and the consumer reads the records again. A dead

@@ -17,8 +17,8 @@ from marq.core.storage import rows
 from marq.core.storage.rows import State
 from marq.core.storage.table_image import Place
 from marq.core.tracker import Tracker
+from marq.kafka.queue_records import payloads_in
 from marq.kafka.records import Records
-from marq.kafka.source_records import payloads_in
 from marq.owner.engine import OwnerEngine, PositionLost, Step
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings

@@ -22,8 +22,8 @@ from lab.proof.checker import check
 from lab.proof.findings import Finding, Report
 from lab.proof.fold import Fold
 from lab.proof.history import History
-from marq.core import due_messages, tracker
-from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot
+from marq.core import lease_book, tracker
+from marq.kafka.queue_positions import MAX_METADATA_BYTES, OffsetSnapshot
 from marq.leases.message import Message
 from marq.owner import engine
 from marq.settings.queue import AT_MOST_ONCE
@@ -310,15 +310,15 @@ class World:
 
     def run(self) -> None:
         """Process all scheduled events, and return when all is done."""
-        limits = due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
-        due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
+        limits = lease_book.MAX_FIRING, lease_book.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS
+        lease_book.MAX_FIRING, lease_book.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = self._limits
         copies = engine.MAX_COPIES
         engine.MAX_COPIES = self._copies_at_once
         try:
             with simulated_modules():
                 self._run()
         finally:
-            due_messages.MAX_FIRING, due_messages.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = limits
+            lease_book.MAX_FIRING, lease_book.MAX_STALE_HINTS, tracker.MAX_FACT_MARKERS = limits
             engine.MAX_COPIES = copies
             for loop in self._loops:
                 loop.close()

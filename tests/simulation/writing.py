@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from lab.proof import history
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
-from marq.owner.transaction_content import Due, OwnerTransaction
+from marq.owner.engine import Due, OwnerTransaction
 from marq.wire.marker_codec import encode
 from marq.wire.markers import Kind
 from marq.wire.names import ORDERING_KEY_HEADER

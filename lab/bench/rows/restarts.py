@@ -30,10 +30,9 @@ from lab.proof.history import wall_clock_ahead_s
 from lab.resources import cpu_seconds
 from lab.topics import TopicScan
 from marq.settings.client import ClientSettings
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode
 from marq.wire.markers import Acquire, Source
 from marq.wire.names import ATTEMPT_HEADER, Names, markers_partition
-from marq.wire.payload_columns import Columns
 from marq_worker.config.settings import load_settings
 
 HOLDER = 0xA11CE

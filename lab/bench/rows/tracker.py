@@ -18,10 +18,9 @@ from lab.bench.suite import Bar, Bench, BenchRow, Measurements
 from lab.program import Worker, measured
 from lab.resources import Meter
 from marq.settings.client import ClientSettings
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode
 from marq.wire.markers import Ack, Acquire, Source
 from marq.wire.names import Names, markers_partition
-from marq.wire.payload_columns import Columns
 
 #: Keeps a stopped worker in its group.
 SESSION = {"MARQ_SESSION_TIMEOUT": "60"}

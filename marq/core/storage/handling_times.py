@@ -11,8 +11,8 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 
 from marq.core.storage.rows import LeaseRow
+from marq.wire.marker_codec import ReadPayloads
 from marq.wire.markers import Ack, Acquire, MixedAcquire
-from marq.wire.payload_columns import ReadPayloads
 
 #: Upper bounds of the buckets, in ms; one more bucket has longer times.
 BOUNDS_MS = (5, 10, 25, 50, 100, 250, 500, 1_000, 2_500, 5_000, 10_000, 30_000, 60_000, 300_000, 1_800_000)

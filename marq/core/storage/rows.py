@@ -32,9 +32,9 @@ from struct import Struct, calcsize, pack, unpack, unpack_from
 
 from marq.core.storage.log_clock import LogClock
 from marq.wire.error_texts import cut_text
+from marq.wire.marker_codec import decode_headers, encode_headers
 from marq.wire.markers import BLOCKED_MS, Payload, Source
 from marq.wire.names import is_synthetic
-from marq.wire.payload_columns import decode_headers, encode_headers
 
 VERSION = 1
 #: Version of the table's layout. In version 1, the keys of `r` and `s` rows had no queue.

@@ -18,9 +18,9 @@ from aiokafka.errors import KafkaTimeoutError
 from faust.types import TP
 
 from marq.core.storage import rows
-from marq.core.storage.image_from_rows import Restoration
 from marq.core.storage.log_clock import LogClock
 from marq.core.storage.rows import IDENTITY_KEY, LeaseRow
+from marq.core.storage.table_image import Restoration
 from marq.owner.engine import PositionLost
 from marq.wire.markers import Payload, Source
 from marq_worker.tables import leases

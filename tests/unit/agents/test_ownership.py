@@ -18,14 +18,13 @@ from aiokafka.producer.transaction_manager import TransactionManager
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage.rows import LeaseRow
 from marq.core.storage.table_image import Place
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.errors import BrokerUnavailable
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode
 from marq.wire.markers import Acquire, Cause, LeftPayloads, Payload, Source
 from marq.wire.names import Names
-from marq.wire.payload_columns import Columns
 from marq_worker.owner.owner_context import OwnerContext
 from marq_worker.owner.ownership import Ownership
 from marq_worker.tables.leases import ChangelogLost, LeaseTable

@@ -19,7 +19,7 @@ from aiokafka.errors import (
 )
 from aiokafka.producer.transaction_manager import TransactionManager
 
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.wire.markers import Tick
 from marq.wire.names import Names
 from marq_worker.owner.partition_writer import PartitionWriter

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import faust
 import pytest
 import pytest_asyncio
 
 from marq.backend.cluster import KafkaCluster
-from marq.kafka.acquire_strategies import MARKED, TRANSACTIONAL, MarkerFirst
+from marq.kafka.group_reader import GroupCommit
 from marq.kafka.marker_writer import MarkerRecord
-from marq.kafka.queue_positions import NOT_BEHIND
+from marq.kafka.topics import Topics
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable
 from marq.wire.marker_codec import decode
@@ -68,7 +68,7 @@ async def test_the_agent_writes_what_a_receiver_acquires_before_the_offset_is_co
     # given: a receiver whose ACQUIREs are turns of the agent
     channel, held, fakes = await agent_of(app), HeldWriter(), rig()
     receiver = fakes.receiver
-    receiver._strategy = MarkerFirst(channel.writer(held), fakes.reader)
+    receiver._acquirer = channel.writer(held)
     receiver.start()
     fakes.add(1)
     taking = asyncio.create_task(fakes.take(1))
@@ -92,7 +92,7 @@ async def test_a_stop_ends_a_receiver_whose_agent_does_nothing(app: faust.App) -
     channel, fakes = queue_consumer.attach(app), rig()
     turns = aiter(channel.stream())
     receiver = fakes.receiver
-    receiver._strategy = MarkerFirst(channel.writer(fakes.acquirer), fakes.reader)
+    receiver._acquirer = channel.writer(fakes.acquirer)
     receiver.start()
     fakes.add(1)
     receiver.prefetch.buffers["q"].call_demand += 1
@@ -168,8 +168,7 @@ async def test_a_cycle_that_a_stop_gives_up_ends_after_its_write(app: faust.App)
     assert writer.cancelled
 
 
-@pytest.mark.parametrize("how", [MARKED, TRANSACTIONAL])
-async def test_both_ways_to_acquire_leave_the_markers_to_the_agent(how: str) -> None:
+async def test_both_ways_to_acquire_leave_the_markers_to_the_agent() -> None:
     written: list[Sequence[MarkerRecord]] = []
 
     def acquirer(_: object) -> Any:
@@ -178,17 +177,13 @@ async def test_both_ways_to_acquire_leave_the_markers_to_the_agent(how: str) -> 
 
         return SimpleNamespace(write=write)
 
-    topics: Any = SimpleNamespace(markers_limit_bytes=1 << 20)
-    reader: Any = SimpleNamespace(commit_of=lambda *_: None, committed=lambda _: None, commit=_committed)
-    strategy, _ = KafkaCluster(ClientSettings(), acquirer).acquire_strategy(how, topics, reader, "group", None)
+    topics, commit = cast("Topics", SimpleNamespace(markers_limit_bytes=1 << 20)), cast("GroupCommit", None)
+    cluster = KafkaCluster(ClientSettings(), acquirer)
 
-    await strategy.acquire(ACQUIRES, LIMIT_S)
-    await strategy.commit(ACQUIRES, {P0: 1}, LIMIT_S, NOT_BEHIND)
+    await cluster.acquirer(topics).write(ACQUIRES, LIMIT_S)
+    await cluster.transactions(topics, "group", None).write(ACQUIRES, commit, LIMIT_S)
 
-    assert written == [ACQUIRES]
-
-
-async def _committed(*_: object) -> None: ...
+    assert written == [ACQUIRES, ACQUIRES]
 
 
 async def test_a_worker_lists_the_queue_consumer_and_runs_nothing_of_it(app: faust.App) -> None:

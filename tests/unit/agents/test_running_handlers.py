@@ -7,7 +7,7 @@ import functools
 from types import SimpleNamespace
 from typing import Any
 
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.session import HandlersSession
 from marq.kafka.queue_records import Serving
 from marq.settings.definitions import Definitions
 from marq_worker.handlers.handler_groups import HandledQueue, HandlerGroup

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq_worker.owner.turns import redeliver
 from marq_worker.transport.turns import Turn
 

@@ -14,7 +14,6 @@ import pytest
 from marq.consumer.handler_pool import BatchHandlerTasks, HandlerPool, HandlerTasks
 from marq.consumer.prefetch import PrefetchBuffer
 from marq.consumer.receiver import Receiver
-from marq.kafka.acquire_strategies import MarkerFirst
 from marq.kafka.group_reader import NotCommitted
 from marq.kafka.log_reader import MarkersReader
 from marq.kafka.marker_writer import MarkerRecord
@@ -164,6 +163,13 @@ class FakeReader:
         self.committed.update(offsets)
         self.behind.update(behind)
 
+    def commit_of(
+        self, offsets: Mapping[Source, int], behind: LowWatermarks
+    ) -> tuple[Mapping[Source, int], LowWatermarks]:
+        return offsets, behind
+
+    def note_committed(self, commit: object) -> None: ...
+
     def _check_commit(self) -> None:
         if self.during_commit is not None:
             self.during_commit()
@@ -215,6 +221,18 @@ class FakeWriter:
             while not condition():
                 self.changed.clear()
                 await self.changed.wait()
+
+
+class FakeTransactions:
+    """Writes records, then commits."""
+
+    def __init__(self, writer: FakeWriter, reader: FakeReader) -> None:
+        self._writer = writer
+        self._reader = reader
+
+    async def write(self, records: Sequence[MarkerRecord], commit: Any, limit_s: float) -> None:
+        await self._writer.write(records, limit_s)
+        await self._reader.commit(*commit)
 
 
 class Hanging:
@@ -380,11 +398,11 @@ def rig(
     receiver = NumberedReceiver(
         serving("t", queues, {}),
         reader,
-        MarkerFirst(acquirer, reader),
+        acquirer,
         settler,
         ReceiverSettings(**settings),
         Times(clock),  # type: ignore[arg-type]
-        transactional=MarkerFirst(once, reader),
+        transactions=FakeTransactions(once, reader),  # type: ignore[arg-type]
         buffer=buffer,
     )
     return Rig(receiver, reader, acquirer, settler, clock, once)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 import pytest
 
@@ -15,8 +14,7 @@ from tests.unit.client.fakes import P0, P1, FakeRecord
 
 
 def running() -> Cycle:
-    strategy: Any = None
-    cycle = Cycle(strategy, (), (), 1.0, {}, (), {}, 1, 1, None)
+    cycle = Cycle(None, (), (), 1.0, {}, (), {}, 1, 1, None)
     cycle.task = asyncio.get_running_loop().create_future()  # type: ignore[assignment]
     return cycle
 

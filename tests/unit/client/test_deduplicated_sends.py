@@ -9,12 +9,12 @@ from typing import Any, cast
 import pytest
 
 from marq.backend.cluster import Cluster
-from marq.client.delivery_time import AT_ONCE, When
 from marq.client.receipt import Receipt
+from marq.client.send_options import AT_ONCE, When
 from marq.kafka.marker_writer import MarkerRecord
 from marq.kafka.topics import Topics
-from marq.producer.batches import SendCounts
 from marq.producer.delays import Delays
+from marq.producer.sending import SendCounts
 from marq.wire.errors import BrokerUnavailable, MarqError
 from marq.wire.marker_codec import decode
 from marq.wire.markers import Delay

@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from marq.client.delivery_time import When
 from marq.client.receipt import Receipt
+from marq.client.send_options import When
 from marq.kafka.marker_writer import MarkerRecord
 from marq.producer.delay_control import DelayControl
 from marq.wire.errors import BrokerUnavailable

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from marq.consumer.ordering import ordering_keys
 from marq.kafka.records import Records
+from marq.wire.marker_codec import encode_headers
 from marq.wire.names import MAX_HEADERS
-from marq.wire.payload_columns import encode_headers
 from marq.wire.record_headers import ordering_key
 from tests.unit.client.fakes import FakeRecord
 

@@ -10,18 +10,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from marq.kafka.committed_offsets import Committed, StartPosition, StartPositionResolver
-from marq.kafka.offset_snapshots import (
+from marq.kafka.queue_positions import (
     MAX_METADATA_BYTES,
     UNNAMED_MS,
+    MemberPositions,
     OffsetSnapshot,
     OffsetSnapshotKey,
+    Positions,
     UnknownPositions,
     check_room,
     in_the_metadata,
     left_over,
     new_snapshot,
 )
-from marq.kafka.queue_positions import MemberPositions, Positions
 from marq.kafka.queue_records import serving
 from marq.kafka.records import Records
 from marq.wire.errors import ConfigError

@@ -2,8 +2,7 @@
 
 import pytest
 
-from marq.kafka.offset_snapshots import MAX_METADATA_BYTES, OffsetSnapshot, fits
-from marq.kafka.queue_positions import Positions, committed_by, is_older
+from marq.kafka.queue_positions import MAX_METADATA_BYTES, OffsetSnapshot, Positions, committed_by, fits, is_older
 from marq.wire.errors import ConfigError
 
 

@@ -292,7 +292,7 @@ async def test_of_several_concurrent_starts_of_a_queue_compaction_keeps_the_firs
 async def test_a_group_that_has_no_room_for_one_queue_more_is_left_as_it_is(
     queues: Queues, log: ListLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("marq.kafka.offset_snapshots.MAX_SNAPSHOT_BYTES", 4_400)
+    monkeypatch.setattr("marq.kafka.queue_positions.MAX_SNAPSHOT_BYTES", 4_400)
     for number in range(35):
         log.append(b"file:%d-%s" % (number, b"x" * 97), {"group": "g"})
     await queues.change("last", lease=5)

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 
 import marq
-import marq.producer.routes
+import marq.producer.sending
 import marq.queues.following
-from marq.producer.batches import Batcher, ProducerBatch
-from marq.producer.ordered_sending import default_partition
+from marq.producer.sending import Batcher, ProducerBatch, default_partition
 from marq.queues.following import encoded
 from marq.queues.queues import Queues
 from marq.settings.definitions import placement_key
@@ -124,7 +123,7 @@ async def test_nothing_is_sent_by_placements_that_are_too_old(broker: Broker, mo
 async def test_what_takes_too_long_to_send_counts_only_if_no_queue_has_moved(
     broker: Broker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(marq.producer.routes, "SENT_S", -1.0)
+    monkeypatch.setattr(marq.producer.sending, "SENT_S", -1.0)
     send = Batcher._send_to_kafka
     async with broker.producer() as producer:
         await producer.send("few", b"1")
@@ -200,9 +199,9 @@ async def test_calls_that_wait_for_partitions_do_not_fail_one_after_the_other(br
 async def test_the_time_for_earlier_messages_does_not_count_as_waiting_for_partitions(broker: Broker) -> None:
     await broker.queues.change("orders", ordering="key")
     async with broker.producer() as producer:
-        routes = producer._started().keyed_routes
+        routes = producer._started().routes
         called_s = asyncio.get_running_loop().time() - 1_000
-        finding = asyncio.create_task(routes.find("orders", b"k", [], called_s))
+        finding = asyncio.create_task(routes.find_by_key("orders", b"k", [], called_s))
         await spin()
         assert "orders" in routes._waited_since_s
         place(broker, Placement((1, 2), (1, 2), None, 2))

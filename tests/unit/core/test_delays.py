@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core import due_messages
-from marq.core.due_messages import SPAN_MS
+from marq.core import lease_book
+from marq.core.lease_book import SPAN_MS
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.wire.markers import Answer, Batch, Cause, Fact, Kind, RequestOutcome, Source
 from marq.wire.names import synthetic_topic
@@ -92,7 +92,7 @@ def test_a_synthetic_source_is_forgotten_with_its_last_message() -> None:
 
 
 def test_the_index_of_a_message_that_is_moved_again_and_again_does_not_grow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
+    monkeypatch.setattr(lease_book, "MAX_STALE_HINTS", 100)
     log = Log(delay([0], [HOUR_MS]))
     for turn in range(5_000):
         log.fold(reschedule([0], HOUR_MS + turn * SPAN_MS))

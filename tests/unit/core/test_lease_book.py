@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marq.core import due_messages
+from marq.core import lease_book
 from marq.core.storage import rows
 from marq.wire.markers import Acquire, Payload, Source
 from tests.unit.core.batches import (
@@ -68,7 +68,7 @@ def test_a_message_that_ends_while_it_fires_is_not_due_again() -> None:
 
 
 def test_the_index_of_due_moments_does_not_grow_with_what_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(due_messages, "MAX_STALE_HINTS", 100)
+    monkeypatch.setattr(lease_book, "MAX_STALE_HINTS", 100)
     log = Log()
 
     for start in range(0, 20_000, 100):

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from lab.proof.decisions import DueEnding, ending
 from lab.proof.fold import IN_ORDER, Fold, Key, Standing
 from lab.proof.history import Event, holder_name, log_name, marker, name_of
-from marq.core import due_messages
+from marq.core import lease_book
 from marq.core.lease_book import LeaseBook
 from marq.core.redeliver_or_dead_letter import Destination, DueAction
 from marq.core.storage import rows
@@ -58,7 +58,7 @@ from tests.unit.core.batches import DRAWN, LETTERS
 BACKOFF_RULE = Backoff(10, 2.0, 100)
 #: How long deduplication ids are remembered: times of the machine advance by less, and by more.
 WINDOW_MS = 60
-_MAX_STALE_HINTS, _MAX_FIRING = due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING
+_MAX_STALE_HINTS, _MAX_FIRING = lease_book.MAX_STALE_HINTS, lease_book.MAX_FIRING
 
 #: Where a message goes with each fact.
 _DESTINATIONS = {
@@ -133,10 +133,10 @@ class LeaseMachine(RuleBasedStateMachine):
 
     @initialize(hints=st.sampled_from([0, 3, _MAX_STALE_HINTS]), firing=st.sampled_from([1, 3, _MAX_FIRING]))
     def limit(self, hints: int, firing: int) -> None:
-        due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING = hints, firing
+        lease_book.MAX_STALE_HINTS, lease_book.MAX_FIRING = hints, firing
 
     def teardown(self) -> None:
-        due_messages.MAX_STALE_HINTS, due_messages.MAX_FIRING = _MAX_STALE_HINTS, _MAX_FIRING
+        lease_book.MAX_STALE_HINTS, lease_book.MAX_FIRING = _MAX_STALE_HINTS, _MAX_FIRING
 
     def fold(self, batch: Batch) -> None:
         # Offsets of a log have gaps: control records of transactions.
@@ -393,7 +393,7 @@ class LeaseMachine(RuleBasedStateMachine):
         }
         assert found.items() <= due.items()
         assert all(fire.destination is _DESTINATIONS[fire.fact_kind] for fire in fires)
-        assert len(fires) == len(found) == min(len(due), max(0, due_messages.MAX_FIRING - len(self.fired)))
+        assert len(fires) == len(found) == min(len(due), max(0, lease_book.MAX_FIRING - len(self.fired)))
         assert [fire.lease.due_ms for fire in fires] == sorted(self.plain.open[key].due_ms for key in due)[: len(fires)]
         places = [fire.lease.holder if fire.lease.state is State.DELAYED else 0 for fire in fires]
         order = [

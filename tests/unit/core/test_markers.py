@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from marq.wire.error_texts import MAX_TEXT_BYTES, cut_text
 from marq.wire.errors import CorruptMarker, UnknownVersion
-from marq.wire.marker_codec import decode, encode
+from marq.wire.marker_codec import Columns, decode, decode_headers, encode, encode_headers
 from marq.wire.markers import (
     MAX_BATCH_MARKERS,
     Ack,
@@ -44,7 +44,6 @@ from marq.wire.markers import (
     payload_bytes,
     spans,
 )
-from marq.wire.payload_columns import Columns, decode_headers, encode_headers
 from tests.unit.core.batches import (
     NEWER,
     SOURCE,

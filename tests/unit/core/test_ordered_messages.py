@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from marq.core import request_answers
+from marq.core import lease_book
 from marq.core.deliveries.redelivery_records import redelivery
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import State
@@ -163,7 +163,7 @@ def test_a_large_answer_comes_in_parts() -> None:
     assert {part.asked_at for part in parts} == {2}
     assert [list(part.acquired) for part in parts] == [[(0, count)], *[[]] * (len(parts) - 1)]
     assert list(said(parts)) == list(range(count))
-    assert max(len(encode(part)) for part in parts) <= request_answers._BATCH_BYTES + 200
+    assert max(len(encode(part)) for part in parts) <= lease_book._BATCH_BYTES + 200
 
 
 def test_messages_that_are_far_apart_come_in_parts() -> None:

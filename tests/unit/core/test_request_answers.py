@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from marq.core.request_answers import PendingReplies
+from marq.core.lease_book import PendingReplies
 from marq.core.storage.acquired_ranges import AcquiredRanges
 from marq.core.storage.rows import LeaseRow
 from marq.wire.marker_codec import encode
@@ -34,7 +34,7 @@ def test_answers_to_requests_of_one_client_are_split(offsets: list[int]) -> None
     for offset in offsets:
         replies.ask(Cancel("q", 1, SOURCE, [offset]), [offset], None)
 
-    answers = [reply for reply in replies.take(NoMessages(), 0) if isinstance(reply, Answer)]
+    answers = [reply for reply in replies.take(NoMessages()) if isinstance(reply, Answer)]
 
     assert all(map(encode, answers))
     assert [offset for answer in answers for offset in answer.offsets] == list(offsets)

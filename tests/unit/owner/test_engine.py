@@ -14,15 +14,13 @@ from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import LeaseRow, encode_lease, encode_row, row_key
 from marq.core.tracker import Tracker
 from marq.owner import engine as module
-from marq.owner.engine import OwnerEngine, PositionLost, Step, find_payloads
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerEngine, OwnerTransaction, PositionLost, Step, find_payloads
 from marq.settings.cron import Times
 from marq.settings.queue import QueueSettings
 from marq.settings.schedule_definitions import ScheduleLayers
 from marq.wire.error_texts import with_traceback
-from marq.wire.marker_codec import encode
+from marq.wire.marker_codec import Columns, encode, encode_headers
 from marq.wire.markers import Acquire, Batch, Cause, Payload, Reject, Source, Tick
-from marq.wire.payload_columns import Columns, encode_headers
 from marq.wire.record_headers import record_id
 
 MARKERS, MESSAGES = Source("t.markers", 0), Source("t.messages", 2)

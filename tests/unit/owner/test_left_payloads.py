@@ -9,7 +9,7 @@ import pytest
 from marq.core.redeliver_or_dead_letter import Destination
 from marq.core.storage.rows import decode_payload, row_key
 from marq.core.storage.table_image import Place
-from marq.owner.transaction_content import OwnerTransaction
+from marq.owner.engine import OwnerTransaction
 from marq.wire.large_messages import left_out
 from marq.wire.markers import (
     Ack,

@@ -11,7 +11,7 @@ from math import inf
 import pytest
 
 import marq
-from marq.consumer.handlers_session import HandlersSession
+from marq.consumer.session import HandlersSession
 from marq.testing import Broker
 from marq.testing.group import Member
 from tests.unit.testing.handling import handling

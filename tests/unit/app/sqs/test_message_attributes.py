@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marq.client.message_checks import check_headers
+from marq.client.send_options import check_headers
 from marq_worker.sqs.attributes import MAX_MESSAGE_BYTES
 from marq_worker.sqs.limits import check_message
 from marq_worker.sqs.message_attributes import (

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from marq.client.message_checks import Content, check_headers, check_queues, encode
+from marq.client.send_options import check_headers, check_queues
+from marq.producer.sending import Content, encode
 from marq.wire.errors import ConfigError, MessageTooLarge
 from marq.wire.names import HEADER_ROOM_BYTES
 
