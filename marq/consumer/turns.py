@@ -323,10 +323,10 @@ class Lines(Generic[L]):
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
-        if self.turns.strict and key in self._running:
+        # With ordering, an earlier message that waits for its next attempt is still the first one.
+        if self.turns.strict and (key in self._running or key in self._stopped or key in self._again):
             return offset in self.begun
-        # With ordering, an earlier message that waits for a delay is still the first one.
-        return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
+        return offset in islice(_line(self._lines, key), self._most_early)
 
     def may_run(self, offset: int) -> bool:
         """Return whether a former consumer, which has leased a message, may have begun it.

@@ -315,6 +315,21 @@ def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_delay() 
     assert given(turns) == [0]
 
 
+def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_next_turn() -> None:
+    """A later message that a former consumer had leased counted as the first of its key, and had the turn instead."""
+    turns = turns_of(ordered=True, concurrency=1)
+    lines = line_of(turns, A, A, B)
+    assert given(turns) == [0]
+    lines.park(0)
+    assert given(turns) == [2]
+    lines.rejoin(0)
+
+    assert not lines.is_early(1)
+    lines.occupy(1)
+    lines.remove([2])
+    assert given(turns) == [0]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)
