@@ -161,11 +161,17 @@ AT_ONCE: dict[str, tuple[dict[str, Any], list[Step], list[int]]] = {
         TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [A], known=True)], [13],
     ),
     "none while messages of other consumers are awaited": (TWO_OF_A_KEY, [awaits(5)], []),
-    "none while a message waits for its next turn": (
-        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [B]), fails(0)], [],
+    "none of a key with a message that waits for its next turn": (
+        TWO_OF_A_KEY,
+        [lambda turns, lines: lines.add([0, 1], [B, B]), parks(0), lambda turns, lines: lines.add([2], [B]), rejoins(0),
+         ends(2)],
+        [10, 11],
+    ),
+    "a message that need not wait for its next turn is no obstacle": (
+        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [B]), fails(0)], [10, 11, 13],
     ),
     "none behind one that waits for its delay, with ordering": (
-        {**TWO_OF_A_KEY, "ordered": True}, [lambda turns, lines: lines.add([0], [A]), parks(0)], [],
+        {"ordered": True}, [lambda turns, lines: lines.add([0], [A]), parks(0)], [13],
     ),
     "none in a paused queue": (TWO_OF_A_KEY, [paused], []),
     "none while a circuit breaker counts": (TWO_OF_A_KEY, [admits_one], []),
