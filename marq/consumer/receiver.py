@@ -532,7 +532,7 @@ class Receiver(Listener):
         if taken.keys is not None:
             batch.in_order, batch.waiting = True, set(batch.open)
         self.gate.apply(batch)
-        self.prefetch.may_expire = self.prefetch.may_expire or may_expire(records, settings.queue(taken.queue))
+        self.prefetch.may_expire |= batch.may_expire and may_expire(records, batch.settings)
         batch.starts_first = batch.at_most_once or (settings.prefetch and records.has_header(EXPIRED_HEADER))
         self.writer.add(batch)
         return batch
