@@ -100,7 +100,7 @@ class DeliveryGate:
             put_back(messages)
             return []
         offsets = batch.records.offsets
-        late = {offsets[index] for index in expired(batch.records, self._settings(batch.queue), self._broker_ms())}
+        late = {offsets[index] for index in self._expired(batch)}
         # A RELEASE of a purged message has no effect. An ordered queue then asks the tracker before the next delivery.
         ended = dict.fromkeys(
             [message for message in messages if message._offset in late or self._may_be_purged(message)]
@@ -120,10 +120,14 @@ class DeliveryGate:
         """Whether some messages of a batch may not be delivered now."""
         if batch.queue in self.breakers or batch.queue in self._paused:
             return True
-        if expired(batch.records, self._settings(batch.queue), self._broker_ms()):
+        if self._expired(batch):
             return True
         purge, _ = self._purges.get(batch.queue, _NO_PURGE)
         return purge is not None and batch.records.offsets[0] < purge.ends.get(batch.source, 0)
+
+    def _expired(self, batch: LeasedBatch) -> Sequence[int]:
+        """Return the indexes of messages of a batch that seem to have expired."""
+        return expired(batch.records, batch.settings, self._broker_ms()) if batch.may_expire else ()
 
     def room(self, most: int, pending: int) -> int:
         """Return how many messages to fetch now, at most ``most``, in addition to the ``pending`` ones."""

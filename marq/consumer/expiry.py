@@ -24,9 +24,7 @@ CHECKED_MS = 1_000
 
 
 def may_expire(messages: Records, rules: QueueSettings) -> bool:
-    """Return whether some of a queue's messages may expire; those of a queue with ordering never do."""
-    if rules.by_key:
-        return False
+    """Return whether some of a queue's messages may expire."""
     return rules.expires_after_ms is not None or messages.has_header(EXPIRES_AT_HEADER)
 
 
@@ -45,8 +43,6 @@ def expired(messages: Records, rules: QueueSettings, now_ms: int | None) -> Sequ
 
 def has_expired(timestamp_ms: int, headers: Headers, rules: QueueSettings, now_ms: int) -> bool:
     """Return whether one message seems to have expired."""
-    if rules.by_key:
-        return False
     expires_ms = expires_at_ms(
         timestamp_ms, headers, delay_ms=rules.delay_ms, expires_after_ms=rules.expires_after_ms
     )  # fmt: skip

@@ -115,8 +115,7 @@ class Membership:
         reads = {queue: definitions.placement(queue).reads for queue in queues}
         ordered = any(definitions.settings(queue).by_key for queue in queues)
         changed_at, skipped = definitions.changed_at(queues), definitions.skipped
-        limited = [queue for queue in queues if definitions.settings(queue).limited]
-        return serving(names.messages, queues, topics, reads, changed_at, skipped, ordered=ordered, limited=limited)
+        return serving(names.messages, queues, topics, reads, changed_at, skipped, ordered=ordered)
 
     def refuse_empty(self, definitions: Definitions) -> None:
         """Raise ConfigError if no queue's settings name the group."""

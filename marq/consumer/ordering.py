@@ -39,7 +39,7 @@ from marq.kafka.records import OneHeader, Records, Row
 from marq.leases.held import Ended, LeasedBatch, Released
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.limits import key_header
-from marq.settings.queue import BLOCK, ORDERED_BY_KEY, ORDERING_KEY, QueueSettings
+from marq.settings.queue import BLOCK, ORDERING_KEY
 from marq.settings.skipped_records import SkippedRecords
 from marq.wire.markers import BLOCKED_WAIT_MS, LAST, Cause, Payload, Resume, Resumed, Source, offset_runs
 from marq.wire.names import ORDERING_KEY_HEADER
@@ -65,8 +65,6 @@ MAX_WAITING, MAX_WAITING_BYTES = 100_000, 256 << 20
 #: Maximum number of messages that are read at once while all messages read so far wait behind others.
 MAX_STEP = 1_000
 _MAX_DOUBLINGS = 10
-#: A queue in which only the order of each key counts.
-_ORDERED = QueueSettings(ordering=ORDERED_BY_KEY)
 #: The error of a message whose lease has ended.
 LEASE_ENDED = "its lease ran out: the process of its handler died, or the handler did not return"
 
@@ -198,16 +196,16 @@ class Ordering:
 
     def __init__(self, settings: ReceiverSettings) -> None:
         self.settings = settings
-        #: The queues with ordering that are served, and those of them that are paused.
+        #: The queues that are served by key.
         self.queues: frozenset[str] = frozenset()
-        self._served = 0
-        self._paused: frozenset[str] = frozenset()
         self._keys: dict[Key, KeyQueues] = {}
-        #: The turns in queues with limits, fairness or a priority.
+        #: The turns in these queues, and in those that were served by key: some of their messages may be here.
         self.turns: dict[str, Turns[KeyQueues]] = {}
         self.priorities: Priorities[KeyQueues] = Priorities()
         #: True if turns in one of these queues depend on how many messages handlers and calls want.
         self.sparing = False
+        #: True if messages are read although no handler wants them; not if those of other queues would be, too.
+        self.reads_ahead = False
         #: When the present partitions were assigned.
         self.assigned_s = 0.0
         #: Sources that are being resumed, and how many of their queues still wait for an answer.
@@ -244,12 +242,7 @@ class Ordering:
         due, self._due = self._due, []
         asked, again = list[tuple[KeyQueues, PendingRetry]](), list[tuple[KeyQueues, PendingRetry]]()
         for keys, retry in due:
-            if retry.asks:
-                asked.append((keys, retry))
-            elif keys.queue in self._paused:
-                self._due.append((keys, retry))
-            else:
-                again.append((keys, retry))
+            (asked if retry.asks else again).append((keys, retry))
         questions = [
             TrackerQuestion(keys.queue, keys.source, [retry.offset for retry in retries], keys)
             for keys, retries in _grouped(asked).items()
@@ -259,20 +252,16 @@ class Ordering:
     @property
     def next_due_s(self) -> float:
         """When to call :meth:`next_steps` at the latest, if nothing else happens."""
-        next_s = min(self._later[0][0] if self._later else inf, self._commit_s)
-        if not self.turns:
-            return next_s
-        return min([next_s, self.priorities.next_s, *[turns.next_s for _, turns in self.unpaused()]])
+        next_s = min(self._later[0][0] if self._later else inf, self._commit_s, self.priorities.next_s)
+        return min([next_s, *[turns.next_s for _, turns in self._taking()]])
 
-    def unpaused(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
-        """Return the queues whose keys take turns now."""
-        return [(queue, turns) for queue, turns in self.turns.items() if not turns.paused]
+    def _taking(self) -> Iterable[tuple[str, Turns[KeyQueues]]]:
+        """Return the queues in which keys wait for their turns."""
+        return [(queue, turns) for queue, turns in self.turns.items() if turns.waits and not turns.paused]
 
     def _take_turns(self, now_s: float) -> None:
-        if not self.turns:
-            return
         taken = self.priorities.take(now_s)
-        for queue, turns in self.unpaused():
+        for queue, turns in self._taking():
             if queue not in self.priorities:
                 taken += turns.take(now_s)
         for keys, offsets in _grouped(taken).items():
@@ -300,18 +289,15 @@ class Ordering:
     def serve(self, shares: Mapping[str, float]) -> None:
         """Note the settings of these queues, and which share of their partitions this receiver has."""
         settings = {queue: self.settings.queue(queue) for queue in shares}
-        self._served = len(settings)
         self.queues = frozenset(queue for queue, its in settings.items() if its.by_key)
-        self._paused = frozenset(queue for queue in self.queues if settings[queue].paused)
-        for queue in self.turns.keys() - self.queues:
-            del self.turns[queue]
-        for queue in self.queues:
-            its, turns = settings[queue], self.turns.get(queue)
-            if turns is not None:
+        former, self.turns = self.turns, {}
+        for queue, its in settings.items():
+            if queue in self.queues or queue in former:
+                turns = self.turns[queue] = former.get(queue) or Turns(its)
                 turns.apply(its, shares[queue])
-            elif its.limited:
-                self.turns[queue] = Turns(its, shares[queue])
         self.sparing = any(turns.sparing for turns in self.turns.values())
+        reading = [turns for turns in self.turns.values() if turns.reads_ahead]
+        self.reads_ahead = 0 < len(reading) == len(settings)
         priorities = {queue: its.priority for queue, its in settings.items() if its.priority is not None}
         self.priorities.serve(self.turns, priorities)
 
@@ -321,16 +307,8 @@ class Ordering:
         for turns in self.turns.values():
             turns.keep(partitions)
 
-    @property
-    def reads_ahead(self) -> bool:
-        """Whether messages are read although no handler wants them; not if those of other queues would be, too."""
-        reading = [turns.reads_ahead for _, turns in self.unpaused()]
-        return self._served == len(reading) > 0 and all(reading)
-
     def purged(self, queue: str, now_s: float) -> None:
-        """Drop the undelivered messages of a queue that a purge has ended, and ask about those to acquire."""
-        for keys, retry in self._due:
-            retry.asks = retry.asks or keys.queue == queue
+        """Drop the undelivered messages of a queue that a purge has ended."""
         skipped = self.settings.skipped(queue)
         for keys in self._keys.values():
             if keys.queue == queue and skipped is not None:
@@ -339,10 +317,8 @@ class Ordering:
 
     def unresumed(self, serving: Serving, records: Mapping[Source, Records]) -> list[Source]:
         """Return the sources of these records that are not resumed, and begin to resume them."""
-        if not self.queues:
-            return []
         found = []
-        for source in records:
+        for source in records if self.queues else ():
             queues = [queue for queue in serving.queues_in(source.topic) if queue in self.queues]
             missing = [queue for queue in queues if (queue, source) not in self._keys]
             if missing and source not in self._resuming:
@@ -359,12 +335,13 @@ class Ordering:
         Return whether no other queue of the source is being resumed: reading goes on, or it is asked again.
         """
         queue, source, _, _, own_topic = question
-        if parts is not None:
+        turns = self.turns.get(queue)
+        if parts is not None and turns is not None:
             found = open_messages(parts, now_s)
             opened = {offset: message for offset, message in found.items() if message is not None}
             holder = ordered_holder(parts[0].asked_at, random)
             self._keys[queue, source] = KeyQueues(
-                self, queue, source, own_topic, holder, parts[0].acquired, opened, now_s
+                self, turns, queue, source, own_topic, holder, parts[0].acquired, opened, now_s
             )  # fmt: skip
         self._resuming[source] -= 1
         if self._resuming[source] > 0:
@@ -478,9 +455,9 @@ class Ordering:
                 keys.acquired_again(batch, offset, now_s)
         for keys, known, _ in reread:
             keys.add(new[keys], known, now_s)
-            self._take_turns(now_s)
-            if new[keys]:
-                self._blocked_cycles = 0 if self._deliver else self._blocked_cycles + 1
+        self._take_turns(now_s)
+        if any(new.values()):
+            self._blocked_cycles = 0 if self._deliver else self._blocked_cycles + 1
 
     def not_acquired(self, again: Again, now_s: float) -> None:
         """Try again later to acquire these messages."""
@@ -539,6 +516,7 @@ class KeyQueues:
     def __init__(
         self,
         ordering: Ordering,
+        turns: Turns[KeyQueues],
         queue: str,
         source: Source,
         own_topic: bool,
@@ -559,7 +537,6 @@ class KeyQueues:
         #: The values of all open messages, in the order of the log, and their total bytes.
         self._values: dict[int, bytes | None] = {}
         self.size = 0
-        turns: Turns[KeyQueues] = ordering.turns.get(self.queue) or Turns(_ORDERED)
         self._order: Lines[KeyQueues] = turns.line(self, ordering.assigned_s, self.source.log)
         leased = {offset: message.until_s for offset, message in unread.items() if message.leased}
         self._order.wait_for(leased, max(leased.values(), default=now_s))
@@ -570,7 +547,7 @@ class KeyQueues:
         self._retries: dict[int, PendingRetry] = {}
         #: Those whose leases had ended when they were read, although handlers may have renewed them since. They count
         #: once all messages that other consumers still have are known.
-        self._lapsed: list[tuple[PendingRetry, Open]] = []
+        self._lapsed: list[PendingRetry] = []
         #: Those that have their turns and are delivered once they are leased here, and when they got their turns.
         self.coming: dict[int, float] = {}
         #: Messages whose earlier attempt was acked while the current one is being handled.
@@ -634,45 +611,37 @@ class KeyQueues:
             self._values.update(zip(records.offsets, records.values, strict=True))
             self.size += sum([len(value or b"") for value in records.values])
             firsts += self._order.add(records.offsets, self._keys_of(records), known=len(known) > 0)
-        noted: list[tuple[PendingRetry, Open]] = []
-        for row in known:
-            # Only the first message of a key can have been delivered.
-            retry = self._retries[row.offset] = PendingRetry(row, seen=self._order.is_early(row.offset))
-            if (message := self._unread.pop(row.offset, None)) is not None:
+        # Only the first message of a key can have been delivered.
+        for retry in [PendingRetry(row, seen=self._order.is_early(row.offset)) for row in known]:
+            self._retries[retry.offset] = retry
+            if (message := self._unread.pop(retry.offset, None)) is not None:
                 self._ask_later(retry, message, now_s)
-                if self._order.turns.limited and message.until_s > now_s:
-                    noted.append((retry, message))
-                elif self._order.turns.limited and message.leased:
-                    self._lapsed.append((retry, message))
+                if message.until_s > now_s:
+                    self._note_turn(retry, leased=message.leased)
+                    self.advance(retry, now_s)
+                elif message.leased:
+                    self._lapsed.append(retry)
         # Not `_tried`: later cycles may be in progress.
         self._order.known_to(max([records.offsets[-1] + 1 for records in parts if len(records)], default=0))
-        self._note_turns(noted, now_s)
         if not self._order.awaited:
             # Consumers may be running messages behind these, so those were counted first.
             lapsed, self._lapsed = self._lapsed, []
-            self._note_turns(lapsed, now_s)
+            for retry in lapsed:
+                if self._retries.get(retry.offset) is retry:
+                    self._note_turn(retry, leased=True)
+                    self.advance(retry, now_s)
         self._continue(firsts, now_s)
 
     def _keys_of(self, records: Records) -> Sequence[bytes | None]:
         return keys_of(records, self._ordering.settings.queue(self.queue).key, own_topic=self.own_topic)
 
-    def _note_turns(self, noted: Iterable[tuple[PendingRetry, Open]], now_s: float) -> None:
-        for retry, message in noted:
-            if self._retries.get(retry.offset) is retry:
-                self._note_turn(retry, message, now_s)
-                self.advance(retry, now_s)
-
-    def _note_turn(self, retry: PendingRetry, message: Open, now_s: float) -> None:
+    def _note_turn(self, retry: PendingRetry, *, leased: bool) -> None:
         """Note the turn of a message that another consumer has, or that waits for a delay."""
-        if message.leased:
+        self.coming.pop(retry.offset, None)
+        if leased:
             self._order.occupy(retry.offset)
         else:
-            self._park(retry)
-
-    def _park(self, retry: PendingRetry) -> None:
-        """Let a message wait for its delay, or for its next turn."""
-        self.coming.pop(retry.offset, None)
-        self._order.park(retry.offset)
+            self._order.park(retry.offset)
 
     def take_turns(self, offsets: Sequence[int], now_s: float) -> None:
         """Continue with messages whose turn it is."""
@@ -743,10 +712,11 @@ class KeyQueues:
             self._ordering.later(self, retry)
             return
         if parked and not retry.asks:
-            # It may wait for its turn for long, and end meanwhile.
-            retry.asks = True
-            self._order.rejoin(offset)
-            return
+            if not self._order.rejoin(offset):
+                # It may wait for its turn for long, and end meanwhile.
+                retry.asks = True
+                return
+            self.coming[offset] = now_s
         retry.busy = True
         self._ordering.again(self, retry)
 
@@ -805,27 +775,23 @@ class KeyQueues:
         waits = message.until_s > now_s
         retry.last = None
         if message.leased:
-            if waits:
-                self.coming.pop(retry.offset, None)
-                self._ask_later(retry, message, now_s)
-                self._note_turn(retry, message, now_s)
-                return
-            self._lease_ended(retry, message)
+            if not waits:
+                self._lease_ended(retry, message)
         elif message.blocks and not self.blocks:
             # The queue's setting has changed: dead letters no longer block their keys. No delivery follows, so no
             # attempt is added.
             self._attempt(retry, message.attempt - 1, message.error)
-            retry.last = message.error
+            retry.last, waits = message.error, False
         else:
             counted = message.attempt > self._attempt_of(retry.original)
             self._attempt(retry, message.attempt, message.error, counted=counted)
-            if waits:
-                self._ask_later(retry, message, now_s)
-                self._note_turn(retry, message, now_s)
-                return
+        if waits:
+            self._ask_later(retry, message, now_s)
+            self._note_turn(retry, leased=message.leased)
+            return
         retry.asks, retry.due_s = False, 0.0
         if retry.offset not in self.coming:
-            self._park(retry)
+            self._order.park(retry.offset)
 
     def _lease_ended(self, retry: PendingRetry, message: Open) -> None:
         """Prepare what follows a lease that has ended; ``message.attempt`` are used up."""
@@ -942,7 +908,7 @@ class KeyQueues:
             for offset in offsets:
                 self._retries.pop(offset, None)
                 self.coming.pop(offset, None)
-        self._continue(self._order.remove(offsets), now_s)
+        self.take_turns(self._order.remove(offsets), now_s)
 
     def give_up(self) -> None:
         """Release the messages that wait here, and take no further part: the source may have another reader."""

@@ -486,8 +486,8 @@ class Prefetch:
                 log.info("prefetched messages were not received, released: queue=%s messages=%d", buffer.queue, count)
 
     def _has_expired(self, message: Message, now_ms: int) -> bool:
-        record = message._record
-        return has_expired(record.timestamp, record.headers, self._settings.queue(message.queue), now_ms)
+        record, rules = message._record, self._settings.queue(message.queue)
+        return message._batch.may_expire and has_expired(record.timestamp, record.headers, rules, now_ms)
 
 
 def _release(buffer: PrefetchBuffer, now_s: float) -> int:

@@ -213,9 +213,13 @@ class Receiver(Listener):
 
     def next_turns(self) -> None:
         """Give handlers that have nothing to do the messages whose turns come next."""
-        # A breaker admits more as time passes.
-        if self.ordering.sparing or (self.ordering.turns and self.gate.breakers):
+        if self._turns_vary:
             self._take_steps()
+
+    @property
+    def _turns_vary(self) -> bool:
+        """Whether turns depend on handlers and calls, or on a breaker, which admits more as time passes."""
+        return self.ordering.sparing or bool(self.ordering.turns and self.gate.breakers)
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say, and drop messages that purges have ended."""
@@ -550,7 +554,7 @@ class Receiver(Listener):
         if taken.keys is not None:
             batch.in_order, batch.waiting = True, set(batch.open)
         self.gate.apply(batch)
-        self.prefetch.may_expire = self.prefetch.may_expire or may_expire(records, settings.queue(taken.queue))
+        self.prefetch.may_expire |= batch.may_expire and may_expire(records, batch.settings)
         batch.starts_first = batch.at_most_once or (settings.prefetch and records.has_header(EXPIRED_HEADER))
         self.writer.add(batch)
         return batch
@@ -639,7 +643,7 @@ class Receiver(Listener):
         """Do what the ordering wants now."""
         if self._stopping:
             return
-        if self.ordering.turns:
+        if self._turns_vary:
             self._want()
         steps = self.ordering.next_steps(self._now_s())
         if steps is not None:
@@ -658,12 +662,13 @@ class Receiver(Listener):
     def _want(self) -> None:
         """Say how many messages may have their turns now."""
         priorities, together = self.ordering.priorities, dict[str, Turns[Any]]()
-        for queue, turns in self.ordering.unpaused():
+        for queue, turns in self.ordering.turns.items():
+            if turns.paused:
+                continue
             breaker = self.gate.breakers.get(queue)
-            turns.admitted = inf
+            turns.admitted = turns.wanted = inf
             if breaker is not None and breaker.state != CLOSED:
                 turns.admitted = turns.running + breaker.room(1)
-            turns.wanted = inf
             if self.prefetch.is_shared and queue in priorities:
                 together[queue] = turns
             elif turns.sparing:

@@ -1,15 +1,17 @@
 """Whose turn it is: the order of each key, limits of a queue and of its keys, and fairness, as a pure engine.
 
-Messages wait in the line of their key. A message without a key is a key of its own. If only the order of each key
-counts, the first message of a key has its turn at once, and until it has ended.
+Messages wait in the line of their key. A message without a key is a key of its own. Ordering is a limit of one message
+of each key at a time. A message has its turn until it has ended, it is to be delivered again, or its source is given
+up.
 
-In a queue with ``limits``, ``fair`` or a priority, keys take turns: each :meth:`Turns.take` gives the next message of
-the key that has waited longest since its last turn, if neither the key nor the queue is at a limit. A message has its
-turn until it has ended, it is to be delivered again, or its source is given up.
+A message that only the limit of its key could delay has its turn at once if the key is not at its limit. Otherwise keys
+take turns: each :meth:`Turns.take` gives the next message of the key that has waited longest since its last turn, if
+neither the key nor the queue is at a limit.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
-given before all of them are known, or in the first interval of a rate: the former reader may have just begun one.
+given before all of them are known that count, or in the first interval of a rate: the former reader may have just begun
+one.
 
 Rates use the generic cell rate algorithm (ITU-T I.371), so messages begin evenly spaced. Times are monotonic seconds.
 """
@@ -66,9 +68,6 @@ class Turns(Generic[L]):
         self.lines: dict[L, Lines[L]] = {}
         #: How many messages have their turns.
         self.running = 0
-        #: How many may have their turns now, because handlers and calls want them, or a circuit breaker admits them.
-        self.wanted: float = inf
-        self.admitted: float = inf
         #: How many may have their turns, with those of other consumers.
         self._free: float = inf
         #: The offset of the message that :meth:`has_next` has found.
@@ -86,13 +85,15 @@ class Turns(Generic[L]):
         self._former: dict[Hashable, set[int]] = {}
         #: The places that this receiver has now.
         self._places: Collection[Hashable] = ()
-        #: False if only the order of each key counts; a queue whose limits are removed still takes turns.
-        self.limited = settings.limited
+        #: The sources that wait for messages of other consumers.
+        self.awaiting: list[Lines[L]] = []
         self.apply(settings, share)
 
     def apply(self, settings: QueueSettings, share: float) -> None:
         """Apply the settings; the partitions of this receiver are this ``share`` of all."""
         self.limits, self._share = settings.limits or _NO_LIMITS, share
+        #: How many may have their turns now, because handlers and calls want them, or a circuit breaker admits them.
+        self.wanted = self.admitted = inf
         #: True while no message of the queue may have its turn.
         self.paused = settings.paused
         #: Messages of a key are delivered one after the other, even if one waits for its retry.
@@ -103,9 +104,11 @@ class Turns(Generic[L]):
         #: True if messages get turns only when handlers and calls want them: the next turn may be a later message's.
         self.sparing = settings.fair or settings.priority is not None or self.rated
         #: True if the receiver reads on while all handlers are busy, because the next turn may be a later message's.
-        self.reads_ahead = settings.fair or settings.priority is not None
+        self.reads_ahead = (settings.fair or settings.priority is not None) and not self.paused
         most = self.limits.concurrency
         self._most = inf if most is None else max(1, int(most * share))
+        #: True if messages that other consumers have count, wherever they are in the line of their key.
+        self.counts_others = not self.strict or self._most < inf
         self._pace_s = _capped(self._pace_s, self.limits.rate, self._now_s, share)
         # A higher rate applies at once.
         later, self._later = self._later, []
@@ -122,6 +125,11 @@ class Turns(Generic[L]):
     def busy_keys(self, now_s: float) -> list[BusyKey[L]]:
         """Return the keys with messages that wait for their turns, of at most some thousands in each source."""
         return [key for lines in self.lines.values() for key in lines.busy_keys(now_s)]
+
+    @property
+    def waits(self) -> bool:
+        """Whether some keys have to wait for :meth:`take`."""
+        return bool(self._queue or self._later or self.awaiting)
 
     def line(self, source: L, began_s: float, place: Hashable = None) -> Lines[L]:
         """Begin with a source at ``place``, which this receiver has had since ``began_s``."""
@@ -140,7 +148,7 @@ class Turns(Generic[L]):
         for lines in self.lines.values():
             self._former.setdefault(lines.place, set()).update(lines.begun)
         self.lines.clear()
-        self._queue, self._later, self.running = deque(), [], 0
+        self._queue, self._later, self.awaiting, self.running = deque(), [], [], 0
 
     def keep(self, places: Collection[Hashable]) -> None:
         """Forget the rates of all places but these, because other receivers begin messages there.
@@ -167,11 +175,14 @@ class Turns(Generic[L]):
     def pass_time(self, now_s: float) -> None:
         """Let the keys whose rates allow it by now take turns."""
         self._now_s = now_s
+        for lines in [lines for lines in self.awaiting if not lines.awaited or now_s >= lines.awaited_until_s]:
+            self.awaiting.remove(lines)
+            # Those that are not known by now can't be read.
+            lines.awaited.clear()
+            lines.offer_all()
         awaited = sum([len(offsets) for place, offsets in self._former.items() if place in self._places])
-        for lines in self.lines.values():
-            lines.pass_time(now_s)
-            awaited += len(lines.awaited)
         # Those that are awaited count for the queue, too.
+        awaited += sum([len(lines.awaited) for lines in self.awaiting])
         self._free = min(self._most - awaited, self.admitted)
         while self._later and self._later[0][0] <= now_s:
             _, _, lines, key = heapq.heappop(self._later)
@@ -209,7 +220,7 @@ class Turns(Generic[L]):
     @property
     def next_s(self) -> float:
         """When to call :meth:`take` at the latest, if nothing else happens."""
-        times = [lines.awaited_until_s for lines in self.lines.values() if lines.awaited]
+        times = [lines.awaited_until_s for lines in self.awaiting]
         if self._later:
             times.append(self._later[0][0])
         # Other waits, for the end of a message or for handlers, end with an event.
@@ -223,8 +234,8 @@ class Turns(Generic[L]):
         return -inf if rate is None else _begins_s(rate, self._pace_s, self._share)
 
     def offer(self, lines: Lines[L], keys: Iterable[Key]) -> None:
-        """Give keys their next turns after those of all others that wait; if only order counts, they need none."""
-        if not self.limited or lines.awaited:
+        """Give keys their next turns after those of all others that wait."""
+        if lines.awaited:
             return
         new = [key for key in dict.fromkeys(keys) if key not in lines.queued]
         lines.queued.update(new)
@@ -251,9 +262,8 @@ class Lines(Generic[L]):
         self._most_paces = max(_MAX_KEYS, 2 * len(paces_s))
         #: The keys that :class:`Turns` has queued.
         self.queued: set[Key] = set()
-        #: Messages that other consumers have leased, and whose keys are not known yet.
+        #: Messages that other consumers have leased, and whose keys are not known yet; and until when to wait for them.
         self.awaited: set[int] = set()
-        #: Infinite once all keys have been offered that had to wait for those.
         self.awaited_until_s = inf
         #: Messages that wait for a delay; with ordering, no other message of their keys has its turn meanwhile.
         self._parked: set[int] = set()
@@ -263,15 +273,16 @@ class Lines(Generic[L]):
         """Offer the keys that changed limits may no longer hold back."""
         rate = self.turns.limits.per_key.rate
         self.paces_s = {key: _capped(pace_s, rate, now_s) for key, pace_s in self.paces_s.items() if rate is not None}
-        self._offer_all()
+        self.offer_all()
 
-    def _offer_all(self) -> None:
+    def offer_all(self) -> None:
+        """Offer all keys with waiting messages."""
         self.turns.offer(self, [*self._lines, *self._again])
 
     @property
     def _most_at_once(self) -> float:
         """How many messages of a key may have their turns at once; 0 if something else counts, too."""
-        return 0 if self.awaited or self._again or self._stopped else self.turns.most_at_once
+        return 0 if self.awaited else self.turns.most_at_once
 
     def add(self, offsets: Iterable[int], keys: Iterable[bytes | None], *, known: bool = False) -> list[int]:
         """Let messages wait in the lines of their keys; return those that have their turns at once.
@@ -279,12 +290,13 @@ class Lines(Generic[L]):
         Those are messages that only the limit of their key could delay, and does not. If some of the messages are
         ``known`` already, all wait: another consumer may have their turns.
         """
-        of, lines, running = self._keys, self._lines, self._running
-        most = 0 if known and self.turns.limited else self._most_at_once
+        of, lines, running, again, stopped = self._keys, self._lines, self._running, self._again, self._stopped
+        most = 0 if known else self._most_at_once
         begun, waiting = list[int](), list[Key]()
         for offset, its_key in zip(offsets, keys, strict=True):
             key = of[offset] = offset if its_key is None else its_key
-            if key not in lines and (others := running.get(key, 0)) < most:
+            is_next = key not in lines and key not in again and key not in stopped
+            if is_next and (others := running.get(key, 0)) < most:
                 running[key] = others + 1
                 begun.append(offset)
             else:
@@ -304,7 +316,8 @@ class Lines(Generic[L]):
             key = of.pop(offset, None)
             if key is None:
                 continue
-            if at_once and key in lines and offset in begun and (first := self._first(lines, key)) is not None:
+            may_follow = at_once and key in lines and offset in begun and key not in self._again
+            if may_follow and (first := self._first(lines, key)) is not None:
                 _drop_first(lines, key)
                 begun.remove(offset)
                 begun.add(first)
@@ -323,10 +336,10 @@ class Lines(Generic[L]):
     def is_early(self, offset: int) -> bool:
         """Return whether a message is one of the first of its key, which a former consumer may have begun."""
         key = self._keys[offset]
-        if self.turns.strict and key in self._running:
+        # With ordering, an earlier message that waits for its next attempt is still the first one.
+        if self.turns.strict and (key in self._running or key in self._stopped or key in self._again):
             return offset in self.begun
-        # With ordering, an earlier message that waits for a delay is still the first one.
-        return key not in self._stopped and offset in islice(_line(self._lines, key), self._most_early)
+        return offset in islice(_line(self._lines, key), self._most_early)
 
     def may_run(self, offset: int) -> bool:
         """Return whether a former consumer, which has leased a message, may have begun it.
@@ -343,12 +356,13 @@ class Lines(Generic[L]):
         limits = self.turns.limits
         return 1 if self.turns.strict else min(limits.per_key.concurrency or limits.concurrency or _EARLY, _MAX_EARLY)
 
-    def wait_for(self, offsets: Iterable[int], until_s: float) -> None:
+    def wait_for(self, offsets: Collection[int], until_s: float) -> None:
         """Give no turns until these messages, which other consumers have leased until then, are known."""
-        if self.turns.limited:
+        if offsets and self.turns.counts_others:
             self.awaited.update(offsets)
             # Their handlers may renew the leases.
             self.awaited_until_s = until_s + _AWAIT_S
+            self.turns.awaiting.append(self)
 
     def known_to(self, end: int) -> None:
         """Note that all records before this offset were read: awaited ones that are not here are gone."""
@@ -367,20 +381,26 @@ class Lines(Generic[L]):
         return offset in self._parked
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for a delay, or for its next turn, if another one could have it."""
-        key = self._keys.get(offset)
-        if key is not None and self.turns.limited:
-            self._parked.add(offset)
-            if self.turns.strict:
-                self._stopped.add(key)
-            self._end(offset, key)
+        """Take the turn of a message that waits for a delay, or for its next turn."""
+        key = self._keys[offset]
+        self._parked.add(offset)
+        if self.turns.strict:
+            self._stopped.add(key)
+        self._end(offset, key)
 
-    def rejoin(self, offset: int) -> None:
-        """Let a parked message wait for its next turn; keys take turns between such messages and new ones."""
+    def rejoin(self, offset: int) -> bool:
+        """Let a parked message wait for its next turn, and return whether it has it at once.
+
+        Keys take turns between such messages and new ones.
+        """
         key = self._keys[offset]
         self._unpark(offset, key)
+        if key not in self._again and self._running.get(key, 0) < self._most_at_once:
+            self._begin(key, offset)
+            return True
         _append(self._again, key, offset)
         self.turns.offer(self, [key])
+        return False
 
     def _unpark(self, offset: int, key: Key) -> None:
         if offset in self._parked:
@@ -396,13 +416,6 @@ class Lines(Generic[L]):
                 yield BusyKey(self.source, key, first, waiting, self._running.get(key, 0), at_limit)
 
     # --- for Turns ----------------------------------------------------------------------------------------------------
-
-    def pass_time(self, now_s: float) -> None:
-        """Let keys take turns once all messages of others are known, or those that are not can't be read."""
-        if self.awaited_until_s < inf and (not self.awaited or now_s >= self.awaited_until_s):
-            self.awaited.clear()
-            self.awaited_until_s = inf
-            self._offer_all()
 
     def next_of(self, key: Key) -> int | None:
         """Return the next message of a key."""

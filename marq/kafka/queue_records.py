@@ -27,8 +27,7 @@ class Serving:
 
     ``own_topics`` has the topics that queues name. None of the queues has changed its group after the record at
     ``changed_at`` of the queues topic. ``skipped`` returns which records of a queue are not delivered. ``ordered`` says
-    that one of the queues has ordering, so only committed records are read. ``limited`` names those with limits or
-    fairness, whose messages are received in another way.
+    that one of the queues has ordering or limits, so only committed records are read.
     """
 
     messages: str
@@ -38,7 +37,6 @@ class Serving:
     changed_at: int = field(default=-1, compare=False)
     skipped: Callable[[str], SkippedRecords | None] = field(default=lambda _: None, repr=False, compare=False)
     ordered: bool = False
-    limited: frozenset[str] = frozenset()
     _keys: Mapping[bytes, str] = field(init=False, repr=False, compare=False)
     _owners: Mapping[str, str] = field(init=False, repr=False, compare=False)
 
@@ -121,7 +119,6 @@ def serving(
     skipped: Callable[[str], SkippedRecords | None] = lambda _: None,
     *,
     ordered: bool = False,
-    limited: Iterable[str] = (),
 ) -> Serving:
     """Return the serving of queues; ``own_topics`` may have None for a queue without a topic.
 
@@ -130,7 +127,7 @@ def serving(
     names = tuple(sorted(queues))
     own = {queue: topic for queue in names if (topic := own_topics.get(queue))}
     partitions = union((reads or {}).get(queue) for queue in names) if names else None
-    return Serving(messages, names, own, partitions, changed_at, skipped, ordered, frozenset(limited))
+    return Serving(messages, names, own, partitions, changed_at, skipped, ordered)
 
 
 def payloads_in(

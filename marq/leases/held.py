@@ -157,6 +157,11 @@ class LeasedBatch:
         """Whether the queue delivers at most once."""
         return self.settings.delivery == AT_MOST_ONCE
 
+    @property
+    def may_expire(self) -> bool:
+        """Whether messages may expire: those that keep their places do not, because no tracker delivers them again."""
+        return not self.in_order
+
     def expiry_s(self, offset: int) -> float:
         """Return when the lease of one message ends."""
         return self.own_expiry_s.get(offset, self.expires_s) if self.own_expiry_s else self.expires_s

@@ -32,8 +32,6 @@ class HandledQueue:
     concurrency: int
     topic: str | None = None
     types: Mapping[str, str] = field(default_factory=dict)
-    #: True if its keys take turns: a running process can't change how it receives.
-    limited: bool = False
 
     @property
     def handlers(self) -> list[str]:
@@ -88,8 +86,8 @@ class HandlerGroup:
         return cls(document["name"], queues, modules, document["transactional"], ordered, changed_at)
 
 
-def _handled(reads: object = None, **told: Any) -> HandledQueue:
-    # A worker of an older version also tells which partitions to read.
+def _handled(reads: object = None, limited: object = None, **told: Any) -> HandledQueue:
+    # A worker of an older version also tells which partitions to read, and whether the queue has limits.
     return HandledQueue(**told)
 
 
@@ -112,9 +110,7 @@ def handler_groups(
         if handler is not None or typed:
             settings = definitions.settings(queue)
             group = definitions.group(queue) or handlers_group(project)
-            groups.setdefault(group, {})[queue] = HandledQueue(
-                handler, settings.concurrency, settings.topic, typed, settings.limited
-            )
+            groups.setdefault(group, {})[queue] = HandledQueue(handler, settings.concurrency, settings.topic, typed)
     return {
         name: HandlerGroup(
             name,

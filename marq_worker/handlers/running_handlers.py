@@ -173,10 +173,12 @@ class RunningHandlers:
         if self.session is not None and (now_s := time.monotonic()) >= self._keys_until_s:
             self._keys, left = {}, busy_keys.MAX_TOLD_KEYS
             for queue, turns in self.session.receiver.ordering.turns.items():
-                settings = self._key_settings.setdefault(queue, set())
-                settings.add(self.session.receiver_settings.queue(queue).key)
-                told = busy_keys.report(turns, settings, self._redaction, now_s, min(busy_keys.MAX_KEYS, left))
-                self._keys[queue], left = told, left - len(told["busiest"])
+                settings = self.session.receiver_settings.queue(queue)
+                keys = self._key_settings.setdefault(queue, set())
+                keys.add(settings.key)
+                if settings.limited:
+                    told = busy_keys.report(turns, keys, self._redaction, now_s, min(busy_keys.MAX_KEYS, left))
+                    self._keys[queue], left = told, left - len(told["busiest"])
             self._keys_until_s = now_s + max(KEYS_S, KEYS_PAUSE * (time.monotonic() - now_s))
         return self._keys
 

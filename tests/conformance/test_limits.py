@@ -177,6 +177,21 @@ async def test_an_ordered_queue_gets_limits_while_its_consumers_run(backend: Bac
     await backend.statistics(queue, acked=12, redelivered=0)
 
 
+async def test_a_queue_gets_limits_while_consumers_of_its_group_run(backend: Backend) -> None:
+    group = backend.new_name("group")
+    await backend.new_queue(ordering="key", group=group)
+    queue = await backend.new_queue(group=group, partitions=1)
+    watched, consumer = Watched(backend, together={b"x": 2}), backend.consumer(group=group)
+
+    async with running(consumer, lambda: consumer.run(watched, concurrency=20)):
+        await backend.define(queue, limits={"concurrency": 2})
+        await backend.producer.send_many(queue, [b"x"] * 12)
+        await backend.until(lambda: len(watched.done) == 12)
+
+    assert watched.most == 2
+    await backend.statistics(queue, acked=12, redelivered=0)
+
+
 async def test_a_queue_that_is_paused_gives_no_turns(backend: Backend) -> None:
     queue, count = await backend.new_queue(limits={"concurrency": 2}, fair=True, partitions=1), 600
     watched, consumer = Watched(backend), backend.consumer(queue)

@@ -8,7 +8,7 @@ from math import inf
 from typing import Any
 
 from marq.consumer import priorities, turns
-from marq.consumer.ordering import KeyQueues, Open, PendingRetry
+from marq.consumer.ordering import KeyQueues, PendingRetry
 from marq.consumer.writer import OutcomeWriter
 from marq.core import lease_book
 from marq.core.lease_book import LeaseBook
@@ -52,9 +52,10 @@ def hasty() -> None:
 def forgetful() -> None:
     """Do not count messages that a former reader of a partition still has."""
 
-    def note_no_turn(keys: KeyQueues, retry: PendingRetry, message: Open, now_s: float) -> None:
+    def note_no_turn(keys: KeyQueues, retry: PendingRetry, *, leased: bool) -> None:
         keys._order.awaited.discard(retry.offset)
-        keys._park(retry)
+        keys.coming.pop(retry.offset, None)
+        keys._order.park(retry.offset)
 
     KeyQueues._note_turn = note_no_turn  # type: ignore[method-assign]
 

@@ -16,7 +16,7 @@ EXPIRY_MUTANTS: tuple[Mutant, ...] = (
     ),
     mutant(
         EXPIRY, "a consumer delivers what has expired", _CONSUMER, "expired",
-        ("    if rules.by_key:\n        return False\n    return rules", "    return False\n    return rules"),
+        ("    return rules.expires_after_ms is not None or", "    return False and"),
     ),
     mutant(
         EXPIRY, "a message is ended before it expires", _CORE, "expired",

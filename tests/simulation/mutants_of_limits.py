@@ -68,14 +68,14 @@ LIMIT_MUTANTS: tuple[Mutant, ...] = (
         "a message that waits for its delay never comes back",
         _ORDERING,
         "stuck not-drained",
-        ("asks = True\n            self._order.rejoin(offset)\n", "asks = True\n"),
+        ("            if not self._order.rejoin(offset):\n", "            if True:\n"),
     ),
     mutant(
         LIMITS,
         "a message without a tracker's answer is delivered with its turn",
         _ORDERING,
         "exclusion duplicate unexplained attempts concurrent limit",
-        ("            if retry.asks:\n                asked", "            if False:\n                asked"),
+        ("(asked if retry.asks else again)", "(asked if False else again)"),
     ),
     mutant(
         LIMITS,

@@ -29,7 +29,7 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         _CONSUMER + "turns",
         "order exclusion concurrent limit",
         (
-            "            if key not in lines and (others := running.get(key, 0)) < most:\n",
+            "            if is_next and (others := running.get(key, 0)) < most:\n",
             "            if (others := running.get(key, 0)) < (most and inf):\n",
         ),
         ("        return offset in self.begun\n\n    def is_early", "        return True\n\n    def is_early"),

@@ -91,6 +91,13 @@ def test_a_group_can_be_told_to_its_process() -> None:
     assert HandlerGroup.read(json.loads(json.dumps(group.document()))) == group
 
 
+def test_limits_of_an_ordered_queue_need_no_new_process() -> None:
+    ordered = {**SEND, "ordering": "key"}
+    limited = {**ordered, "limits": {"concurrency": 2}}
+
+    assert handler_groups(defined(file__emails=limited), {}) == handler_groups(defined(file__emails=ordered), {})
+
+
 def test_a_group_reads_the_partitions_of_its_queues_and_a_move_needs_no_new_process() -> None:
     # given
     definitions = defined(
@@ -110,9 +117,9 @@ def test_a_group_reads_the_partitions_of_its_queues_and_a_move_needs_no_new_proc
     assert group.serving("messages", group.queues, definitions).reads == {"messages": (2, 3)}
 
 
-def test_a_worker_of_an_older_version_may_tell_which_partitions_to_read() -> None:
+def test_a_worker_of_an_older_version_may_tell_more_of_a_queue() -> None:
     group = HandlerGroup("slow", {"emails": HandledQueue("mail:send", 3)})
     document = group.document()
-    document["queues"]["emails"]["reads"] = [1, 3]
+    document["queues"]["emails"] |= {"reads": [1, 3], "limited": True}
 
     assert HandlerGroup.read(json.loads(json.dumps(document))) == group

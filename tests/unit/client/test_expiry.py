@@ -7,11 +7,14 @@ from collections.abc import Iterator
 import pytest
 
 from marq.consumer.acquire import acquisitions
-from marq.consumer.expiry import CHECKED_MS, expired, has_expired
+from marq.consumer.expiry import CHECKED_MS, expired
 from marq.kafka.records import Records, Row
 from marq.leases.receiver_settings import ReceiverSettings
 from marq.settings.queue import QueueSettings
 from marq.wire.markers import DUE_AT_ONCE, NOW, Headers, Source
+from tests.unit.client import fakes
+from tests.unit.client.fake_tracker import record
+from tests.unit.client.fakes import P0, FakeRecord, spin
 
 SOURCE = Source("marq.messages", 0)
 NOW_MS = 1_000_000
@@ -50,18 +53,34 @@ def test_each_message_has_its_own_expiry() -> None:
 
 
 @pytest.mark.parametrize("now_ms", [None, NOW_MS])
-def test_nothing_has_expired_without_the_brokers_time_or_in_a_queue_with_ordering(now_ms: int | None) -> None:
+def test_nothing_has_expired_without_the_brokers_time(now_ms: int | None) -> None:
     sent = records((0, (at(1),)))
 
-    assert not expired(sent, QueueSettings(ordering="key", expires_after_ms=1), now_ms)
     assert bool(expired(sent, QueueSettings(), now_ms)) is (now_ms is not None)
 
 
-@pytest.mark.parametrize("ordering", ["key", "none"])
-def test_a_prefetched_message_has_not_expired_in_a_queue_with_ordering(ordering: str) -> None:
-    rules = QueueSettings(ordering=ordering, expires_after_ms=1)
+@pytest.mark.parametrize("rules", [QueueSettings(ordering="key"), QueueSettings(fair=True), QueueSettings()])
+async def test_a_message_that_keeps_its_place_does_not_expire(
+    make_ordered, monkeypatch: pytest.MonkeyPatch, rules: QueueSettings
+) -> None:
+    now_ms: int | None = None
+    monkeypatch.setattr(fakes.Times, "broker_ms", lambda _: now_ms)
+    made, _ = make_ordered(queue=lambda _: rules)
+    made.reader.add(P0, record(0, "a"), FakeRecord(1, headers=(at(1),)))
+    made.buffer.handler_demand = 2
+    made.receiver.start()
+    await spin(100)
+    now_ms = NOW_MS
+    made.reader.add(P0, record(2, "b"), FakeRecord(3, headers=(at(1),)))
+    made.buffer.handler_demand = 4
+    made.receiver.demand()
+    await spin(100)
+    made.receiver.prefetch.may_expire = True
+    made.receiver.renewing(made.clock())
 
-    assert has_expired(0, (at(1),), rules, NOW_MS) is (ordering == "none")
+    left = [0, 1, 2, 3] if rules.by_key else [0, 2]
+    assert [message.offset for message in await made.take(len(left))] == left
+    assert not made.buffer.ready
 
 
 @pytest.mark.parametrize(("age_ms", "left"), [(CHECKED_MS - 1, []), (CHECKED_MS, [0])])

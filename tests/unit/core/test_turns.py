@@ -161,11 +161,17 @@ AT_ONCE: dict[str, tuple[dict[str, Any], list[Step], list[int]]] = {
         TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [A], known=True)], [13],
     ),
     "none while messages of other consumers are awaited": (TWO_OF_A_KEY, [awaits(5)], []),
-    "none while a message waits for its next turn": (
-        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [B]), fails(0)], [],
+    "none of a key with a message that waits for its next turn": (
+        TWO_OF_A_KEY,
+        [lambda turns, lines: lines.add([0, 1], [B, B]), parks(0), lambda turns, lines: lines.add([2], [B]), rejoins(0),
+         ends(2)],
+        [10, 11],
+    ),
+    "a message that need not wait for its next turn is no obstacle": (
+        TWO_OF_A_KEY, [lambda turns, lines: lines.add([0], [B]), fails(0)], [10, 11, 13],
     ),
     "none behind one that waits for its delay, with ordering": (
-        {**TWO_OF_A_KEY, "ordered": True}, [lambda turns, lines: lines.add([0], [A]), parks(0)], [],
+        {"ordered": True}, [lambda turns, lines: lines.add([0], [A]), parks(0)], [13],
     ),
     "none in a paused queue": (TWO_OF_A_KEY, [paused], []),
     "none while a circuit breaker counts": (TWO_OF_A_KEY, [admits_one], []),
@@ -312,6 +318,21 @@ def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_delay() 
     assert not lines.may_run(1)
     assert given(turns) == []
     lines.rejoin(0)
+    assert given(turns) == [0]
+
+
+def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_next_turn() -> None:
+    """A later message that a former consumer had leased counted as the first of its key, and had the turn instead."""
+    turns = turns_of(ordered=True, concurrency=1)
+    lines = line_of(turns, A, A, B)
+    assert given(turns) == [0]
+    lines.park(0)
+    assert given(turns) == [2]
+    lines.rejoin(0)
+
+    assert not lines.is_early(1)
+    lines.occupy(1)
+    lines.remove([2])
     assert given(turns) == [0]
 
 
