@@ -79,8 +79,8 @@ ORDERING_MUTANTS: tuple[Mutant, ...] = (
         _ORDERING,
         "exclusion attempts",
         (
-            "(row.offset, None)) is not None:\n                self._ask_later(retry, message, now_s)\n",
-            "(row.offset, None)) is not None:\n                retry.asks = False\n",
+            "(retry.offset, None)) is not None:\n                self._ask_later(retry, message, now_s)\n",
+            "(retry.offset, None)) is not None:\n                retry.asks = False\n",
         ),
     ),
     mutant(
