@@ -219,7 +219,7 @@ class Receiver(Listener):
     @property
     def _turns_vary(self) -> bool:
         """Whether turns depend on handlers and calls, or on a breaker, which admits more as time passes."""
-        return self.ordering.sparing or bool(self.ordering.turns and self.gate.breakers)
+        return self.ordering.sparing or not self.gate.breakers.keys().isdisjoint(self.ordering.turns)
 
     def apply_pauses(self) -> None:
         """Pause and resume queues as their settings say, and drop messages that purges have ended."""
@@ -230,7 +230,11 @@ class Receiver(Listener):
         self._take_steps()
 
     def _apply_shares(self) -> None:
+        before = self.ordering.queues
         self.ordering.serve({queue: self._share(queue) for queue in self._serving.queues})
+        # Messages that were fetched before the queue had limits would not count.
+        for queue in self.ordering.queues - before:
+            put_back(self.prefetch.take_of(queue))
 
     def _share(self, queue: str) -> float:
         """Return which share of a queue's partitions this receiver reads."""
@@ -721,6 +725,9 @@ class Receiver(Listener):
     async def _resumed(self, question: TrackerQuestion, parts: Sequence[Resumed]) -> None:
         answer: Sequence[Resumed] | None = parts
         now_s = self._now_s()
+        if committing := [cycle.task for cycle in self._cycles if question.source in cycle.records]:
+            # Otherwise the offset that verifies the membership could be older than theirs.
+            await asyncio.wait(committing)
         try:
             # It also says that no other member reads the source, so the answer covers all earlier deliveries.
             await self._reader.verify({question.source})

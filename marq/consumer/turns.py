@@ -310,13 +310,14 @@ class Lines(Generic[L]):
 
     def remove(self, offsets: Iterable[int]) -> list[int]:
         """Remove messages that have ended; return those that have their turns instead at once."""
-        of, lines, begun, at_once = self._keys, self._lines, self.begun, self._most_at_once > 0
+        of, lines, begun, most = self._keys, self._lines, self.begun, self._most_at_once
         following = list[int]()
         for offset in offsets:
             key = of.pop(offset, None)
             if key is None:
                 continue
-            may_follow = at_once and key in lines and offset in begun and key not in self._again
+            # The limit may be lower now than when these began.
+            may_follow = key in lines and offset in begun and key not in self._again and self._running[key] <= most
             if may_follow and (first := self._first(lines, key)) is not None:
                 _drop_first(lines, key)
                 begun.remove(offset)
@@ -391,11 +392,13 @@ class Lines(Generic[L]):
     def rejoin(self, offset: int) -> bool:
         """Let a parked message wait for its next turn, and return whether it has it at once.
 
-        Keys take turns between such messages and new ones.
+        Keys take turns between such messages and new ones, or one that fails again and again would hold up its key.
+        With ordering, it comes first.
         """
         key = self._keys[offset]
         self._unpark(offset, key)
-        if key not in self._again and self._running.get(key, 0) < self._most_at_once:
+        is_next = key not in self._again and (self.turns.strict or key not in self._lines)
+        if is_next and self._running.get(key, 0) < self._most_at_once:
             self._begin(key, offset)
             return True
         _append(self._again, key, offset)

@@ -120,6 +120,9 @@ STORIES: dict[str, tuple[dict[str, Any], str, list[Step]]] = {
     "a retry counts for a rate": (
         ONE_A_SECOND, "aa", [gives(0, at=1), fails(0), gives(at=1.5), gives(0, at=2), gives(1, at=3)],
     ),
+    "a message that fails again and again does not hold up its key": (
+        ONE_AT_A_TIME, "aa", [gives(0), fails(0), gives(0), fails(0), gives(1)],
+    ),
     "a message that fails again and again takes every other turn of its key": (
         ONE_A_SECOND, "aaa",
         [gives(0, at=1), fails(0), gives(0, at=2), fails(0), gives(1, at=3), gives(0, at=4), fails(0), gives(2, at=5)],
@@ -137,6 +140,19 @@ def test_which_messages_get_turns(limits: dict[str, Any], keys: str, steps: list
     lines.add(range(len(keys)), named, known=not at_once)
     for step in steps:
         step(turns, lines)
+
+
+@pytest.mark.parametrize("limits", [{"per_key": {"concurrency": 3}}, {}], ids=["higher", "no limit"])
+def test_a_lower_limit_applies_as_messages_end(limits: dict[str, Any]) -> None:
+    turns = Turns[str](QueueSettings(limits=Limits.read(limits)))
+    lines = turns.line("s", 0.0)
+    assert lines.add(range(3), [b"a"] * 3) == [0, 1, 2]
+    lines.add([3, 4], [b"a"] * 2, known=True)
+
+    turns.apply(QueueSettings(limits=Limits.read(ONE_AT_A_TIME)), 1.0)
+    following = [lines.remove([offset]) or given(turns) for offset in range(4)]
+
+    assert following == [[], [], [3], [4]]
 
 
 def paused(turns: Turns[str], lines: Lines[str]) -> None:
