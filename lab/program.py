@@ -1,6 +1,6 @@
 """Programs of this checkout as processes: start, signal and end them, and read what they write.
 
-A :class:`Worker` has web pages. A :class:`Client` is one that a measurement starts and controls line by line.
+A :class:`Worker` has web pages. A :class:`BenchClient` is one that a measurement starts and controls line by line.
 """
 
 from __future__ import annotations
@@ -108,14 +108,14 @@ class Program(ChildProcess):
         self.ended_by_us = True
         super().kill()
 
-    def lines(self, limit_seconds: float) -> Iterator[str]:
-        """Yield the lines of its log until it ends; raise RunError if it writes none within the limit."""
+    def lines(self, limit_seconds: float, start: str = "") -> Iterator[str]:
+        """Yield the lines of its log that begin so, until it ends; raise RunError without one within the limit."""
         new_lines = NewLines(self.log_file)
         until_s = time.monotonic() + limit_seconds
         while True:
             # Before its lines, because it may write some and end between the two.
             running = self.running
-            if lines := new_lines.read():
+            if lines := [line for line in new_lines.read() if line.startswith(start)]:
                 yield from lines
                 until_s = time.monotonic() + limit_seconds
             elif not running:
@@ -277,11 +277,11 @@ class BenchClient(Program):
         command = ["-m", "lab.bench.client", name, json.dumps(arguments)]
         log_file = folder / "log"
         super().__init__(function.__name__, command, {}, log_file, temporary=[folder], stdin=subprocess.PIPE)
-        self._told = self.lines(self.limit_seconds)
+        self._told = self.lines(self.limit_seconds, "{")
 
     def read(self) -> dict[str, Any]:
         """Return its next line; raise RunError if it ended, or wrote nothing within the limit."""
-        line = next((line for line in self._told if line.startswith("{")), None)
+        line = next(self._told, None)
         if line is None:
             raise RunError(f"{self.name} failed: {self.log_tail()}")
         told: dict[str, Any] = json.loads(line)

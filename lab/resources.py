@@ -10,10 +10,10 @@ from pathlib import Path
 _PAGE, _TICKS = os.sysconf("SC_PAGE_SIZE"), os.sysconf("SC_CLK_TCK")
 
 
-def memory_bytes(pid: int, field: str = "VmRSS", file: str = "status") -> int:
-    """Return ``VmRSS`` (now) or ``VmHWM`` (the peak) of a process, or another field of a file; 0 if it has ended."""
+def memory_bytes(pid: int, field: str = "VmRSS") -> int:
+    """Return ``VmRSS`` (now) or ``VmHWM`` (the peak) of a process; 0 if it has ended."""
     try:
-        status = Path(f"/proc/{pid}/{file}").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
     except OSError:
         return 0
     return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith(f"{field}:")), 0)
@@ -59,12 +59,13 @@ class Meter:
 class ProcessTree:
     """A process and its descendants; a descendant that loses its parent still counts.
 
-    ``peak_bytes``: the peak of the resident memory of all of them together. Processes divide the pages that they share
-    (``Pss``), or a large process would count twice whenever it forks.
+    ``peak_bytes``: the peak of the resident memory of all of them together; shared pages count for each. A peak counts
+    if two successive samples have it, because a process counts twice at the moment when it starts another one.
     """
 
     def __init__(self, root: int) -> None:
         self.peak_bytes = 0
+        self._resident_before = 0
         self._known = {root}
         self._cpu_seconds: dict[int, float] = {}
 
@@ -83,10 +84,8 @@ class ProcessTree:
             fields = stats[pid]
             self._cpu_seconds[pid] = _cpu_seconds(fields)
             resident += int(fields[21]) * _PAGE
-        # Linux walks all pages of a process to divide them, so only what may be a peak is looked at more closely.
-        if resident > self.peak_bytes:
-            divided = sum(memory_bytes(pid, "Pss", "smaps_rollup") for pid in self._known)
-            self.peak_bytes = max(self.peak_bytes, divided)
+        self.peak_bytes = max(self.peak_bytes, min(resident, self._resident_before))
+        self._resident_before = resident
 
 
 def _cpu_seconds(fields: Sequence[str]) -> float:

@@ -527,7 +527,7 @@ SHELL_MUTANTS = (
         (
             "                await self._commit(cycle)\n",
             (
-                "                if type(cycle.strategy).__name__ == 'Transactional':\n"
+                "                if cycle.transactions is not None:\n"
                 "                    self._deliver_acquired(cycle, sent_s)\n"
                 "                    cycle.acquisitions = []\n"
                 "                await self._commit(cycle)\n"
