@@ -46,7 +46,7 @@ class HandlerGroup:
 
     ``modules`` have lifespans or middleware for it, besides the modules of its handlers.
     ``transactional``: at least one queue is transactional, so the process acquires the messages of all its queues in
-    transactions. ``ordered``: at least one queue is served by key. In both cases the process reads only committed records.
+    transactions. ``ordered``: at least one queue is served by key. In both cases it reads only committed records.
     A running process can't change how it reads.
     """
 
