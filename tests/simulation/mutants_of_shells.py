@@ -193,7 +193,7 @@ SHELL_MUTANTS = (
         FENCE_FIRST,
         "an owner that was overtaken writes on",
         _ENGINE,
-        "table-differs rows-left",
+        "table-differs rows-left answered",
         ("if former is not None and epoch != (former[0], former[1] + 1):", "if False:"),
         tracker_rebalance_every_ms=300.0,
         flush_unknown=0.3,
