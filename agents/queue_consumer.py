@@ -40,7 +40,7 @@ class Acquirers(TurnChannel):
 
 
 class AgentWriter:
-    """The write of a :class:`marq.kafka.marker_writer.MarkerWriter`, or of :mod:`marq.kafka.transactions`."""
+    """A writer of :mod:`marq.kafka.marker_writer` or :mod:`marq.kafka.transactions` whose writes the agent makes."""
 
     def __init__(self, channel: Acquirers, writer: Any) -> None:
         self._channel = channel

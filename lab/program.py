@@ -109,7 +109,7 @@ class Program(ChildProcess):
         super().kill()
 
     def lines(self, limit_seconds: float, start: str = "") -> Iterator[str]:
-        """Yield the lines of its log that begin so, until it ends; raise RunError without one within the limit."""
+        """Yield the lines of its log with this start until it ends; raise RunError if none comes within the limit."""
         new_lines = NewLines(self.log_file)
         until_s = time.monotonic() + limit_seconds
         while True:

@@ -204,7 +204,8 @@ class Ordering:
         self.priorities: Priorities[KeyQueues] = Priorities()
         #: True if turns in one of these queues depend on how many messages handlers and calls want.
         self.sparing = False
-        #: True if messages are read although no handler wants them; not if those of other queues would be, too.
+        #: True if messages are read although no handler wants them. All queues must be of this kind, because they are
+        #: read together.
         self.reads_ahead = False
         #: When the present partitions were assigned.
         self.assigned_s = 0.0

@@ -232,7 +232,7 @@ class Receiver(Listener):
     def _apply_shares(self) -> None:
         before = self.ordering.queues
         self.ordering.serve({queue: self._share(queue) for queue in self._serving.queues})
-        # Messages that were fetched before the queue had limits would not count.
+        # Prefetched before their queue was served by key, these would neither count for limits nor keep the order.
         for queue in self.ordering.queues - before:
             put_back(self.prefetch.take_of(queue))
 

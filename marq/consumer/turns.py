@@ -10,8 +10,8 @@ neither the key nor the queue is at a limit.
 
 Limits hold without coordination, because a partition has one reader, and each reader takes the share of a queue's
 limits that its partitions are of all. Messages that another consumer still has leased keep their turns here. Nothing is
-given before all of them are known that count, or in the first interval of a rate: the former reader may have just begun
-one.
+given before all of those that count are known, or in the first interval of a rate: the former reader may have just
+begun one.
 
 Rates use the generic cell rate algorithm (ITU-T I.371), so messages begin evenly spaced. Times are monotonic seconds.
 """
@@ -107,7 +107,7 @@ class Turns(Generic[L]):
         self.reads_ahead = (settings.fair or settings.priority is not None) and not self.paused
         most = self.limits.concurrency
         self._most = inf if most is None else max(1, int(most * share))
-        #: True if messages that other consumers have count, wherever they are in the line of their key.
+        #: True if each message that another consumer has counts; otherwise only the first one of its key.
         self.counts_others = not self.strict or self._most < inf
         self._pace_s = _capped(self._pace_s, self.limits.rate, self._now_s, share)
         # A higher rate applies at once.

@@ -98,7 +98,7 @@ async def test_any_other_end_is_reported(
 async def test_a_program_may_stop_before_another_one_with_its_instance_id_is_ready(
     tmp_path: Path, runs: Callable[[str], None]
 ) -> None:
-    runs("import time; print('another one has joined', flush=True); time.sleep(600)")
+    runs("import signal; print('another one has joined', flush=True); signal.pause()")
 
     async def another(stage: Stage) -> None:
         [former] = stage.consumers
