@@ -187,6 +187,8 @@ class Trail:
     questions: tuple[Question, ...] = ()
     answers: tuple[Told, ...] = ()
     told: tuple[Told, ...] = ()
+    #: The offsets of each RESUMED about it and of its question.
+    resumed: tuple[tuple[int, int], ...] = ()
     #: Why its lease ran out, and why it was delivered more than once: known when it has been judged.
     why_expired: Why | None = None
     why_delivered_twice: Why | None = None
@@ -644,6 +646,10 @@ class Evidence:
         if kind == "PURGE":
             for ends in (self.purges, self.purges_in_flight) if event["in_flight"] else (self.purges,):
                 ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
+        if kind == "RESUMED":
+            for offset in event["offsets"]:
+                if (trail := self.trails.get((event["queue"], f"{source}/{offset}"))) is not None:
+                    trail.resumed += ((event["offset"], event["asked_at"]),)
         if kind in ("RESUMED", "PURGE"):
             return
         if event.get("in_order", False):

@@ -245,9 +245,10 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
     deliveries, find = _deliveries(evidence, trail), evidence.report.find
     for former, delivery in pairwise(deliveries):
-        again = _released(trail, former, delivery)
+        known = delivery._replace(log_end=_known_to(trail, delivery))
+        again = _released(trail, former, known)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
-        counted = _is_started(trail, former, delivery) if again is None else again.counted
+        counted = _is_started(trail, former, known) if again is None else again.counted
         if delivery.attempt < former.attempt + counted and not _is_clock_wrong(evidence, trail, delivery):
             find("attempts", trail, f"attempt {delivery.attempt} in event {delivery.number}, after {former.attempt}")
     for fact in trail.facts:
@@ -265,6 +266,16 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     for delivery in deliveries:
         if not trail.attempt <= delivery.attempt <= max(last, trail.attempt):
             find("attempts", trail, f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
+
+
+def _known_to(trail: Trail, delivery: HandlerDelivery) -> int | None:
+    """Return up to where a consumer knew the log when it acquired a message that it delivered: to its last question.
+
+    A former holder, whose lease has ended, may write between that question and the ACQUIRE.
+    """
+    acquired = [at for at, _, holder in trail.acquired if holder == delivery.holder and at < delivery.until]
+    asked = [question for at, question in trail.resumed if acquired and at < acquired[-1]]
+    return max(asked, default=delivery.log_end)
 
 
 def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:

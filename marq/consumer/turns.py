@@ -382,11 +382,16 @@ class Lines(Generic[L]):
         return offset in self._parked
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for a delay, or for its next turn."""
+        """Take the turn of a message that waits for a delay, or for its next turn.
+
+        With ordering, one that is behind others of its key waits for its turn first.
+        """
         key = self._keys[offset]
-        self._parked.add(offset)
         if self.turns.strict:
+            if offset not in self._parked and not self.is_early(offset):
+                return
             self._stopped.add(key)
+        self._parked.add(offset)
         self._end(offset, key)
 
     def rejoin(self, offset: int) -> bool:

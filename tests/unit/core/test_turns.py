@@ -352,6 +352,17 @@ def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_next_tur
     assert given(turns) == [0]
 
 
+def test_with_ordering_a_message_that_waits_for_a_delay_waits_behind_those_before_it() -> None:
+    """It was delivered first when its delay was over (simulated seed 20063: a clock that was set back made it wait)."""
+    turns = turns_of(ordered=True)
+    lines = line_of(turns, A, A)
+    lines.park(1)
+    lines.occupy(0)
+
+    assert (lines.is_parked(1), lines.is_first(0)) == (False, True)
+    assert lines.remove([0]) == [1]
+
+
 def test_a_burst_is_shared_out_like_the_rate() -> None:
     turns = turns_of(0.1, rate="200/s")
     line_of(turns, *[None] * 100)

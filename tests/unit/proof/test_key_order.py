@@ -382,6 +382,27 @@ def test_a_release_after_a_delivery_by_its_time_is_not_one_before_it() -> None:
     assert check(events).violations == {}
 
 
+@pytest.mark.parametrize(("late", "violations"), [(False, {"attempts": 1}), (True, {})])
+def test_what_a_former_holder_writes_after_the_question_does_not_count(late: bool, violations: dict[str, int]) -> None:
+    """Simulated seed 7241: a release was written after the answer that a consumer acquired the message by."""
+
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.acquire("first", FIRST, 0, 0, counted=False)
+        story.deliver("first", FIRST, 0, 0)
+        story.history.add("nemesis", "info", "pause", target="first")
+        story.tick(2 * LEASE_MS)
+        for step in ("ask", "release") if late else ("release", "ask"):
+            if step == "ask":
+                story.resume(0)
+            else:
+                story.release("first", FIRST, 0)
+        story.take("second", SECOND, 0, 0)
+        story.ack("second", SECOND, 0)
+
+    assert judged(told, OrderedStory).violations == violations
+
+
 def test_where_a_log_ended_is_known_although_its_clock_was_set_back() -> None:
     clock = MarkersClock()
     for offset, time_ms in enumerate([100, 200, 300, 150, 250, 350]):
