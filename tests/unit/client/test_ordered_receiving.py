@@ -555,6 +555,60 @@ async def test_a_commit_that_outlasts_the_rebalance_does_not_stop_those_of_the_n
     assert made.reader.behind[("q", P1)] == 1
 
 
+async def test_messages_that_were_prefetched_before_their_queue_got_limits_count(make_ordered) -> None:
+    """They were delivered beside as many others as the limits allow."""
+    settings = [QueueSettings()]
+    made, _ = make_ordered(queue=lambda _: settings[0])
+    made.add(4)
+    made.buffer.handler_demand = 4
+    made.receiver.start()
+    await made.acquirer.until(lambda: len(made.acquired) == 4)
+    await spin()
+    assert len(made.buffer.ready) == 4
+
+    settings[0] = QueueSettings(limits=Limits(concurrency=1))
+    made.receiver.apply_pauses()
+
+    await made.settler.until(lambda: len(made.released) == 4)
+    assert made.released == dict.fromkeys(range(4), (0, False, ""))
+    assert not made.buffer.ready
+
+
+async def test_a_source_is_resumed_when_the_commits_that_are_on_their_way_have_ended(
+    make_ordered, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit that verifies the membership went back behind theirs, so a crash duplicated their messages."""
+    settings = [QueueSettings()]
+    made, tracker = make_ordered(queue=lambda _: settings[0])
+    made.buffer.handler_demand = 10
+    began, end, verified = asyncio.Event(), asyncio.Event(), list[int]()
+    commit = made.reader.commit
+
+    async def slow_commit(*args: Any) -> None:
+        began.set()
+        await end.wait()
+        await commit(*args)
+
+    async def verify(sources: Collection[Source]) -> None:
+        verified.append(made.reader.committed[P0])
+
+    monkeypatch.setattr(made.reader, "commit", slow_commit)
+    monkeypatch.setattr(made.reader, "verify", verify)
+    made.add(1)
+    made.receiver.start()
+    async with asyncio.timeout(LIMIT_S):
+        await began.wait()
+    settings[0] = QueueSettings(limits=Limits(concurrency=10))
+    made.receiver.apply_pauses()
+    made.add([1])
+    await spin()
+    assert [list(each.offsets) for each in tracker.asked] == [[1]]
+    end.set()
+
+    await made.acquirer.until(lambda: made.acquired == [0, 1])
+    assert verified == [1]
+
+
 @pytest.mark.parametrize("before", ["", "ValueError: x"])
 async def test_a_message_whose_last_lease_has_ended_becomes_a_dead_letter_whose_error_says_so(
     make_ordered, before: str
