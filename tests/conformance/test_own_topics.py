@@ -200,7 +200,7 @@ async def test_an_unfinished_message_of_the_former_topic_is_redelivered(backend:
 async def test_an_unfinished_message_in_order_is_redelivered_when_the_new_topic_is_read(backend: Backend) -> None:
     """Only consumers deliver it again, and its record is gone."""
     topic = await backend.create_topic(1)
-    queue = await backend.new_queue("ordered", topic=topic, ordering="key", backoff=[0])
+    queue = await backend.new_queue("ordered", topic=topic, ordering="key", backoff=[0], lease=3)
     async with backend.consumer(queue) as consumer:
         await backend.produce(topic, b"former", b"a")
         await take(consumer, 1)
