@@ -92,7 +92,9 @@ class Handlers:
             if message.offset < world.messages[held.source].start:
                 # No consumer can know its key any more.
                 continue
-            count += standing is not None and standing.holder == history.holder_name(held.holder)
+            leased = standing is not None and standing.holder == history.holder_name(held.holder)
+            # A jump of the log's clock ends leases that have not ended by their consumer's.
+            count += leased and fold.now_ms < standing.due_ms
         return count
 
     def _check_line(self, message: Message) -> None:
