@@ -25,7 +25,7 @@ from pyspark.storagelevel import StorageLevel
 from marq.backend.cluster import cluster_of, marker_writer
 from marq.core.deliveries import dead_letter_records
 from marq.dead_letters.log import DeadLetterLog, open_dead_letter_log
-from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
+from marq.dead_letters.redrive_requests import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Spot, dead_letters_at
 from marq.settings.client import ClientSettings
 from marq.wire.errors import BrokerUnavailable

@@ -149,7 +149,7 @@ class Receiver(Listener):
         self._stopping = False
 
     def start(self) -> None:
-        self.apply_pauses()
+        self.apply_settings()
         self.writer.start()
         self._reading = asyncio.create_task(self._run(), name="marq-receiver")
         self._reading.add_done_callback(self._ended)
@@ -221,7 +221,7 @@ class Receiver(Listener):
         """Whether turns depend on handlers and calls, or on a breaker, which admits more as time passes."""
         return self.ordering.sparing or not self.gate.breakers.keys().isdisjoint(self.ordering.turns)
 
-    def apply_pauses(self) -> None:
+    def apply_settings(self) -> None:
         """Pause and resume queues as their settings say, and drop messages that purges have ended."""
         self.gate.apply_pauses(self._serving.queues)
         self._apply_shares()
@@ -261,7 +261,7 @@ class Receiver(Listener):
         async with self._quiet(None):
             self._serving = serving
             self.prefetch.serve(serving.queues)
-            self.apply_pauses()
+            self.apply_settings()
             self._forget()
             # Last, and without an await in between: all later fetches are for the new queues.
             begin(serving)

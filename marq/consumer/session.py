@@ -300,7 +300,7 @@ class MemberSession(ConsumerSession):
 
     async def _plan(self) -> tuple[Serving, float]:
         """Return what to serve now; queues of a group that can't be served are left out, and tried again."""
-        self.receiver.apply_pauses()
+        self.receiver.apply_settings()
         names, served = self._settings.names, self._serving.own_topics
         try:
             wanted, refused = await self._membership.plan(
@@ -436,7 +436,7 @@ class HandlersSession(ConsumerSession):
     def set_quiet(self, quiet: bool) -> None:
         """Take no more messages, or take messages again."""
         self._quiet = quiet
-        self.receiver.apply_pauses()
+        self.receiver.apply_settings()
 
     async def connect(self) -> None:
         """Connect, and open the resources."""

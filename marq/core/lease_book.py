@@ -954,9 +954,9 @@ def _attempt(lease: LeaseRow) -> int:
 
 
 class InvalidTimes:
-    """Counts messages that are delivered immediately because their ``marq-deliver-at`` can't be read as a time.
+    """Counts messages whose ``marq-deliver-at`` can't be read as a time.
 
-    The tracker does not hold back such a message, because it could not know when to deliver it.
+    It counts as absent, so they are delivered at once, or after the delay of their queue.
     """
 
     def __init__(self) -> None:

@@ -24,7 +24,7 @@ from marq.core.deliveries import dead_letter_records
 from marq.dead_letters.error_kinds import error_kind
 from marq.dead_letters.filters import DeadLetterFilter, Filters
 from marq.dead_letters.log import DeadLetterLog, Stored, open_dead_letter_log
-from marq.dead_letters.redrive import RedriveLimits, RedriveProgress, RedriveRequester
+from marq.dead_letters.redrive_requests import RedriveLimits, RedriveProgress, RedriveRequester
 from marq.dead_letters.selection import Survey, dead_letters_at
 from marq.dead_letters.snapshots import Snapshot
 from marq.kafka.topics import Topics

@@ -90,7 +90,7 @@ class MemoryWorker:
                 group = _Group(name, members, chain, resources)
                 self._groups.append(group)
                 await group.start(self._settings, definitions)
-                self._namespace.followers.add(group.apply_pauses)
+                self._namespace.followers.add(group.apply_settings)
         except BaseException:
             await self._stop()
             raise
@@ -100,7 +100,7 @@ class MemoryWorker:
         await self._stop()
 
     async def _stop(self) -> None:
-        self._namespace.followers.difference_update([group.apply_pauses for group in self._groups])
+        self._namespace.followers.difference_update([group.apply_settings for group in self._groups])
         await asyncio.gather(*[group.stop() for group in self._groups])
 
     async def _note(self, message: Message, call_next: CallNext) -> None:
@@ -204,9 +204,9 @@ class _Group:
         if self._session is not None and self._session.receiver.error is not None:
             raise self._session.receiver.error
 
-    def apply_pauses(self) -> None:
+    def apply_settings(self) -> None:
         if self._session is not None:
-            self._session.receiver.apply_pauses()
+            self._session.receiver.apply_settings()
 
     async def stop(self) -> None:
         try:

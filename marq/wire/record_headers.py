@@ -158,7 +158,7 @@ def last_value(headers: Iterable[tuple[str, bytes | None]], wanted: str) -> byte
 
 
 def has_invalid_deliver_at(headers: Iterable[tuple[str, bytes | None]]) -> bool:
-    """Return whether a message has an unreadable ``marq-deliver-at``, and so is delivered immediately."""
+    """Return whether a message has an unreadable ``marq-deliver-at``, which then counts as absent."""
     values = [value for name, value in headers if name == DELIVER_AT_HEADER]
     return bool(values) and _time_ms(values[-1]) == NOW
 

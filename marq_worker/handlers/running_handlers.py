@@ -159,7 +159,7 @@ class RunningHandlers:
         """Pause and resume queues as their settings say now, and read where their messages are now."""
         if self.session is not None:
             self.session.changed.set()
-            self.session.receiver.apply_pauses()
+            self.session.receiver.apply_settings()
 
     @property
     def breakers(self) -> dict[str, dict[str, Any]]:

@@ -109,7 +109,7 @@ class Consumer(Actor):
                 await self.receiver.serve(wanted, self.reader.serve)
             if self.world.purger is not None or self.world.ordering.limits:
                 version = self.known
-                self.receiver.apply_pauses()
+                self.receiver.apply_settings()
                 self.purges_known = version
 
     def serves(self, serving: Serving) -> None:

@@ -77,7 +77,7 @@ class Moving(HandlersSession):
     async def done(self) -> None:
         await asyncio.Event().wait()
 
-    def apply_pauses(self) -> None:
+    def apply_settings(self) -> None:
         """No queue is paused here."""
 
     async def serve(self, serving: Serving, begin: Any) -> None:

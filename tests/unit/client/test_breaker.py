@@ -363,7 +363,7 @@ async def test_settings_may_take_it_away_or_change_it_while_it_is_open(make_rig)
     assert state(rig) == "open"
 
     said[0] = QueueSettings()
-    rig.receiver.apply_pauses()
+    rig.receiver.apply_settings()
     taken = await rig.take(4)
 
     assert len(taken) == 4
@@ -390,7 +390,7 @@ async def test_a_breaker_that_a_change_has_replaced_holds_back_no_messages(make_
     taken = await rig.take(4)
 
     said[0] = QueueSettings(breaker=Breaker(failure_rate=0.5, window=100, reset_timeout_ms=30_000))
-    rig.receiver.apply_pauses()
+    rig.receiver.apply_settings()
     for message in taken:
         await end(message, Down("no answer"))
     await rig.settled()

@@ -556,7 +556,7 @@ async def test_a_commit_that_outlasts_the_rebalance_does_not_stop_those_of_the_n
 
 
 async def test_messages_that_were_prefetched_before_their_queue_got_limits_count(make_ordered) -> None:
-    """They were delivered beside as many others as the limits allow."""
+    """They were delivered together with as many others as the limits allow."""
     settings = [QueueSettings()]
     made, _ = make_ordered(queue=lambda _: settings[0])
     made.add(4)
@@ -567,7 +567,7 @@ async def test_messages_that_were_prefetched_before_their_queue_got_limits_count
     assert len(made.buffer.ready) == 4
 
     settings[0] = QueueSettings(limits=Limits(concurrency=1))
-    made.receiver.apply_pauses()
+    made.receiver.apply_settings()
 
     await made.settler.until(lambda: len(made.released) == 4)
     assert made.released == dict.fromkeys(range(4), (0, False, ""))
@@ -599,7 +599,7 @@ async def test_a_source_is_resumed_when_the_commits_that_are_on_their_way_have_e
     async with asyncio.timeout(LIMIT_S):
         await began.wait()
     settings[0] = QueueSettings(limits=Limits(concurrency=10))
-    made.receiver.apply_pauses()
+    made.receiver.apply_settings()
     made.add([1])
     await spin()
     assert [list(each.offsets) for each in tracker.asked] == [[1]]
@@ -664,7 +664,7 @@ class PurgedQueue:
 
     def pause(self, paused: bool) -> None:
         self._settings = QueueSettings(ordering="key", paused=paused)
-        self.made.receiver.apply_pauses()
+        self.made.receiver.apply_settings()
 
     async def purge(self, *, in_flight: bool) -> None:
         """Learn that a purge has ended the messages that waited, or also those in flight."""

@@ -11,7 +11,7 @@ PAUSED = QueueSettings(paused=True)
 
 def pause(rig: Rig, settings: dict[str, QueueSettings]) -> None:
     settings["q"] = PAUSED
-    rig.receiver.apply_pauses()
+    rig.receiver.apply_settings()
 
 
 async def test_prefetched_messages_are_released_uncounted_and_nothing_is_read(make_rig) -> None:

@@ -55,7 +55,7 @@ class Polled:
     def learn(self, purge: SkippedRecords) -> None:
         """Learn of a purge from the definitions."""
         self.purge = purge
-        self.rig.receiver.apply_pauses()
+        self.rig.receiver.apply_settings()
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ ENDS = {P0: 10}
 
 def learn(rig: Rig, purges: dict[str, SkippedRecords], *, in_flight: bool = False) -> None:
     purges["q"] = SkippedRecords(10**15, ENDS, in_flight=ENDS if in_flight else {})
-    rig.receiver.apply_pauses()
+    rig.receiver.apply_settings()
 
 
 async def test_prefetched_messages_are_in_flight_so_a_purge_leaves_them(make_rig) -> None:

@@ -266,10 +266,11 @@ def test_a_record_of_a_plain_producer_is_a_first_delivery() -> None:
 
 
 @pytest.mark.parametrize("value", [b"", b"tomorrow", b"-1", b"1.5", b"%d" % 2**62, b"9" * 30, None, "²".encode()])
-def test_a_delivery_time_that_can_not_be_read_means_at_once_and_is_known_as_invalid(value: bytes | None) -> None:
+def test_a_delivery_time_that_can_not_be_read_counts_as_absent_and_is_known_as_invalid(value: bytes | None) -> None:
     headers = [("marq-deliver-at", b"5"), ("marq-deliver-at", value)]
 
     assert deliver_at_ms(SENT_MS, headers, 0) == NOW
+    assert deliver_at_ms(SENT_MS, headers, 1_000) == SENT_MS + 1_000
     assert has_invalid_deliver_at(headers)
 
 

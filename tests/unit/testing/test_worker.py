@@ -280,7 +280,7 @@ async def test_a_quiet_worker_releases_prefetched_messages_finishes_running_ones
         await broker.settle()
 
         # then: also after a change of definitions
-        session.receiver.apply_pauses()
+        session.receiver.apply_settings()
         await broker.settle()
         assert (calls, session.prefetch.in_flight) == ([(b"1", 1)], 0)
         assert [message.value for message in broker.acked("q")] == [b"1"]
