@@ -116,4 +116,4 @@ async def test_a_program_may_stop_before_another_one_with_its_instance_id_is_rea
 def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_path: Path) -> None:
     worker = Worker("worker", tmp_path, {}, command=["-c", "raise SystemExit('no such setting')"])
     with worker, pytest.raises(RunError, match=r"exit code 1:(.|\n)*no such setting"):
-        worker.wait_until_owner()
+        worker.wait_until_owned()
