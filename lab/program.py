@@ -225,31 +225,22 @@ class Worker(Program):
                 raise RunError(f"{self.name} was not ready after {limit:g} s; see {self.log_file}; queues: {queues}")
             time.sleep(pause)
 
-    def wait_until_owner(self) -> None:
-        """Wait until each markers partition has an owner; raise like :meth:`wait_until`."""
+    def wait_until_owned(self, workers: int = 1, partitions: int = 1) -> None:
+        """Wait until this many workers own all partitions, at least so many, and each worker owns some.
+
+        Raise like :meth:`wait_until`.
+        """
 
         def owned() -> bool:
-            states = [part["state"] for parts in self._partitions() for part in parts]
-            return bool(states) and set(states) == {"owner"}
+            own = [worker["partitions"] for worker in self.statistics().get("workers", [])]
+            states = [part["state"] for parts in own for part in parts]
+            return len(own) == workers and all(own) and len(states) >= partitions and set(states) == {"owner"}
 
         self.wait_until(owned, START_SECONDS, 0.1)
-
-    def wait_until_shared(self, workers: int, partitions: int) -> None:
-        """Wait until this many workers own all partitions, and each owns some; raise like :meth:`wait_until`."""
-
-        def shared() -> bool:
-            parts = self._partitions()
-            owned = [part for own in parts for part in own if part["state"] == "owner"]
-            return len(parts) == workers and all(parts) and len(owned) == partitions
-
-        self.wait_until(shared, pause=0.2)
 
     def wait_until_drained(self, queue: str, acked: int) -> None:
         """Wait until the tracker has folded every ack and its table is empty; raise like :meth:`wait_until`."""
         self.wait_until(lambda: {"acked": acked, "in_flight": 0}.items() <= self.row(queue).items())
-
-    def _partitions(self) -> list[list[dict[str, Any]]]:
-        return [worker["partitions"] for worker in self.statistics().get("workers", [])]
 
     def memory_mib(self, name: str) -> dict[str, float]:
         """Return peak and current memory under names that begin with ``name``."""

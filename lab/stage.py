@@ -142,22 +142,14 @@ class Stage:
         settings = {queue: history.settings_of(definitions, queue) for queue in (EVERYBODY, *definitions.names())}
         self.note("ok", "settings", process="queues", version=1, queues=settings)
 
-    async def worker(
-        self,
-        *options: str,
-        data: Path | None = None,
-        ready: bool = True,
-        command: Sequence[str] = (),
-        **environment: str,
-    ) -> Worker:
+    async def worker(self, *options: str, data: Path | None = None, ready: bool = True, **environment: str) -> Worker:
         """Start a worker; return when all partitions have an owner, or at once unless ``ready``.
 
-        A worker that kills itself may be dead by then. ``options`` are those of :mod:`lab.worker`, unless ``command``
-        is another program that runs a worker.
+        A worker that kills itself may be dead by then. ``options`` are those of :mod:`lab.worker`.
         """
         name = self._name("worker")
         settings = {HISTORY_VARIABLE: str(self.folder / f"{name}.jsonl"), **self.environment, **environment}
-        command = command or recorded(name, self.folder, "lab.worker", options)
+        command = recorded(name, self.folder, "lab.worker", options)
         worker = Worker(name, self.folder, settings, command=command, data=data, temporary=[self.folder]).start()
         self.workers.append(worker)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.errors import KafkaError
+from aiokafka.errors import KafkaError, KafkaTimeoutError
 
 from lab.program import RunError
 from lab.proof import history
@@ -24,6 +25,8 @@ from marq.wire.names import ORIGIN_HEADER
 _FETCH_MS = 200
 STOP_SECONDS = 1.0
 DELETE_SECONDS = 30.0
+#: Longest time without progress before the end of a topic. Without a broker, the client would wait forever.
+STALLED_SECONDS = 120.0
 
 
 class TopicScan:
@@ -71,10 +74,21 @@ class TopicScan:
                     yield record
 
     async def to_end(self) -> AsyncIterator[Any]:
-        """Iterate over the records that were not read yet, up to the current end."""
+        """Iterate over the records that were not read yet, up to the current end.
+
+        Raise KafkaTimeoutError if there is no progress for STALLED_SECONDS.
+        """
         ends = await self._consumer.end_offsets(self._partitions)
-        # The position passes records that are not returned: control records of transactions, and aborted records.
-        while any([await self._consumer.position(tp) < ends[tp] for tp in self._partitions]):
+        at, until_s = dict[TopicPartition, int](), 0.0
+        while True:
+            # The position passes records that are not returned: control records of transactions, and aborted records.
+            before, at = at, {tp: await self._consumer.position(tp) for tp in self._partitions}
+            if all(at[tp] >= end for tp, end in ends.items()):
+                return
+            if at != before:
+                until_s = time.monotonic() + STALLED_SECONDS
+            elif time.monotonic() > until_s:
+                raise KafkaTimeoutError(f"topic {self._topic}: no progress for {STALLED_SECONDS:g} s before its end")
             for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
                 for record in records:
                     yield record

@@ -1,7 +1,7 @@
 """Compares the working tree with a commit: ``make bench ONLY=drain,latency COMPARE=main RUNS=5``.
 
-Each system of a row becomes two, one per tree, which take turns (A B B A …) on the row's broker. Each measurement
-is a process that runs the tree's code, and has its own topics.
+Each system of a row becomes two, one per tree, which take turns on the row's broker. Each measurement is a process
+that runs the tree's code, and has its own topics.
 """
 
 from __future__ import annotations
@@ -118,7 +118,6 @@ def paired(row: BenchRow, known: Mapping[str, Sequence[str]], trees: Sequence[Tr
         },
         bars=lambda medians: [],
         runs=BenchRow.runs,
-        mirrored=True,
     )
 
 

@@ -2,8 +2,9 @@
 
 A row gets a fresh broker, so that its results do not depend on the rows before it. Each system first runs once with
 fewer messages, unmeasured, until the broker's JVM has compiled its hot paths. Then the systems take turns, so that
-other load on the machine affects all of them. Each measurement has its own topics and deletes them afterwards: the next
-one finds the disk and the page cache in the same state.
+other load on the machine affects all of them; every second turn goes backwards (A B B A), so that no system always
+follows the same one. Each measurement has its own topics and deletes them afterwards: the next one finds the disk and
+the page cache in the same state.
 """
 
 from __future__ import annotations
@@ -166,7 +167,7 @@ class Bench:
     def worker(self, **settings: str) -> Worker:
         """Start a worker like :meth:`start_worker`, and wait until it owns all partitions."""
         worker = self.start_worker(**settings)
-        worker.wait_until_owner()
+        worker.wait_until_owned()
         return worker
 
     def clients(self, *calls: tuple[Any, ...]) -> list[BenchClient]:
@@ -231,8 +232,6 @@ class BenchRow:
     broker_properties: Mapping[str, str] = field(default_factory=dict)
     #: Whether the row runs only if ``only`` names it.
     by_name: bool = False
-    #: Whether every second turn goes backwards, so that no system always follows the same one (A B B A).
-    mirrored: bool = False
 
     def is_named(self, name: str) -> bool:
         """Whether this is the row's name or its family's: ``work`` also names ``work-1ms``."""
@@ -283,7 +282,7 @@ def _take_turns(outcome: RowOutcome, bench: Bench) -> None:
             _once(outcome, smaller, name)
     runs, names = min(bench.size.runs, row.runs), list(row.systems)
     for turn in range(runs):
-        for name in names[::-1] if row.mirrored and turn % 2 else names:
+        for name in names[::-1] if turn % 2 else names:
             measurements = _once(outcome, bench, name)
             if measurements is not None:
                 outcome.runs.setdefault(name, []).append(measurements)

@@ -21,7 +21,7 @@ from aiokafka.errors import KafkaError
 import marq
 from lab.cpu_waits import BrokerWatch
 from lab.demo.progress import Display
-from lab.program import START_SECONDS, Program, RunError, Worker
+from lab.program import START_SECONDS, Program, RunError
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.proof.history import Event
@@ -172,7 +172,7 @@ class DemoRun(Stage):
         plan, phase = self._plan, self._display.phase
         phase("start workers and consumers")
         for _ in range(WORKERS):
-            await self.worker(command=Worker.faust, ready=False)
+            await self.worker(ready=False)
         for _ in range(plan.consumers):
             await self.consumer(*plan.consumer_options, ready=False)
         await self.until(self._all_ready, "workers and consumers are ready", self._limit_s)
@@ -188,7 +188,6 @@ class DemoRun(Stage):
         self.seconds = time.monotonic() - self._began_s
         phase("stop the consumers, and read the topics")
         await self.collect()
-        self.events = history.by_time(self.events, history.wall_clock_ahead_s() * 1000)
 
     async def _all_ready(self) -> bool:
         # Each worker must own partitions, so that killing one takes some of them away and leaves others.

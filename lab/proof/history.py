@@ -120,25 +120,6 @@ def wall_clock_ahead_s() -> float:
     return min(differences)
 
 
-def by_time(events: Iterable[Event], began_ms: float) -> list[Event]:
-    """Return the events of a run on one machine in order of time; ``at_ms`` was 0 at ``began_ms`` since 1970.
-
-    The faults during a lease are then the events between its ACQUIRE and the tracker's fact. Events without ``at_ms``
-    come from logs.
-    """
-    latest_ms: dict[str, float] = {}
-
-    def at_ms(event: Event) -> float:
-        if "at_ms" in event:
-            return float(event["at_ms"])
-        log = event["process"]
-        # The events of a log keep their order, even if its clock was set back.
-        latest_ms[log] = max(event.get("time_ms", 0) - began_ms, latest_ms.get(log, 0.0))
-        return latest_ms[log]
-
-    return sorted(events, key=at_ms)
-
-
 def _read(path: Path) -> Iterator[Event]:
     with path.open(encoding="utf-8") as file:
         for number, line in enumerate(file, 1):

@@ -50,6 +50,13 @@ class _Moment(NamedTuple):
     def events(self) -> list[int]:
         return self.trail.events
 
+    @property
+    def lease(self) -> Standing | None:
+        """The message's standing at that end if its holder had leased it."""
+        standing = self.trail.at(self.end - 1)
+        leased = standing is not None and standing.state in _LEASED and standing.holder == self.delivery.holder
+        return standing if leased else None
+
 
 def judge_lines(evidence: Evidence) -> None:
     lines: dict[tuple[str, str, str], list[Trail]] = {}
@@ -122,27 +129,24 @@ def _excuse(evidence: Evidence, trail: Trail, delivery: HandlerDelivery, end: in
 
 def _judge_exclusion(evidence: Evidence, moments: Sequence[_Moment]) -> None:
     """Judge that no message of the line is delivered while one is in flight."""
-    in_flight: list[_Moment] = []
+    former: _Moment | None = None
     for moment in moments:
-        in_flight = [former for former in in_flight if not _is_over(evidence, former, moment)]
-        for former in in_flight:
-            if not _is_stale(evidence, moment):
-                evidence.report.find("exclusion", moment, f"{former} is in flight", former)
-        if _held(moment.trail, moment.delivery.holder, moment.end) is not None:
+        if former is not None and _is_over(evidence, former, moment):
+            former = None
+        if former is not None and not _is_stale(evidence, moment):
+            evidence.report.find("exclusion", moment, f"{former} is in flight", former)
+        if moment.lease is not None:
             # One violation is enough.
-            in_flight = [moment]
+            former = moment
 
 
 def _is_over(evidence: Evidence, former: _Moment, now: _Moment) -> bool:
     """Whether a delivered message had ended or been released, or its lease was over, when another was delivered."""
-    trail, holder = former.trail, former.delivery.holder
-    log, standing = evidence.logs.get(trail.log), _held(trail, holder, former.end)
-    if log is None or standing is None or evidence.is_removed(trail, now.delivery.number):
+    trail, holder, lease = former.trail, former.delivery.holder, former.lease
+    if lease is None or evidence.is_removed(trail, now.delivery.number) or _is_lost(evidence, former, now):
         return True
-    if _is_lost(evidence, former, now):
-        return True
-    gave_up = _gave_up(trail, former.delivery, now.delivery)
-    due_ms, since = standing.due_ms, former.end
+    gave_up, log = _gave_up(trail, former.delivery, now.delivery), evidence.logs[trail.log]
+    due_ms, since = lease.due_ms, former.end
     for offset, standing in trail.changes:
         if offset < former.end:
             continue
@@ -164,18 +168,19 @@ def _is_lost(evidence: Evidence, former: _Moment, now: _Moment) -> bool:
     A RENEW of unknown outcome may have made the lease longer in the log.
     """
     processes = {evidence.process_of.get(moment.delivery.holder) for moment in (former, now)}
-    again = now.trail is former.trail and now.delivery.attempt >= former.delivery.attempt
-    if again and now.delivery.attempt == former.delivery.attempt:
-        again = not _is_started(now.trail, former.delivery, now.delivery)
-    return again and len(processes) == 1
+    if now.trail is not former.trail or len(processes) > 1:
+        return False
+    more = now.delivery.attempt - former.delivery.attempt
+    return more > 0 or (more == 0 and not _is_started(now.trail, former.delivery, now.delivery))
 
 
 def _is_stale(evidence: Evidence, moment: _Moment) -> bool:
     """Whether a consumer delivered a message without a lease, because of a clock."""
     delivery, trail, end = moment
-    log, standing = evidence.logs.get(trail.log), _held(trail, delivery.holder, end)
-    leased = standing is not None and log is not None and log.clock.latest(end, end, delivery.time_ms) < standing.due_ms
-    return log is not None and not leased and _is_clock_wrong(evidence, trail, delivery)
+    log, lease = evidence.logs.get(trail.log), moment.lease
+    if log is None or (lease is not None and log.clock.latest(end, end, delivery.time_ms) < lease.due_ms):
+        return False
+    return _is_clock_wrong(evidence, trail, delivery)
 
 
 def _deliveries(evidence: Evidence, trail: Trail) -> Sequence[HandlerDelivery]:
@@ -201,12 +206,6 @@ def _ended_at(trail: Trail) -> float:
         if standing is None or standing.state not in _IN_PLACE:
             return offset
     return inf
-
-
-def _held(trail: Trail, holder: str, end: int) -> Standing | None:
-    """Return a message's standing before an offset if this holder had leased it."""
-    standing = trail.at(end - 1)
-    return standing if standing is not None and standing.state in _LEASED and standing.holder == holder else None
 
 
 def _judge_places(evidence: Evidence, lines: Mapping[tuple[str, str, str], Sequence[Trail]]) -> None:

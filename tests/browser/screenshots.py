@@ -87,7 +87,7 @@ def main() -> int:
             "PYTHONPATH": folder,
         }
         with Worker("worker", Path(folder), settings) as worker:
-            worker.wait_until_owner()
+            worker.wait_until_owned()
             asyncio.run(run_shop(broker.bootstrap_servers))
             addresses = {
                 "queues": ("/", "light"),

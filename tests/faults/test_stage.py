@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -9,13 +10,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aiokafka import TopicPartition
+from aiokafka.errors import KafkaTimeoutError
 
 from lab import stage as stages
+from lab import topics
 from lab.faults.scenarios import same_twice
 from lab.program import Program, RunError, Worker
 from lab.proof import history
 from lab.proof.evidence import EVERYBODY
 from lab.stage import ORDERED, QUEUE, Stage
+from lab.topics import TopicScan
 
 #: No broker answers there.
 SERVERS = "127.0.0.1:1"
@@ -116,4 +121,41 @@ async def test_a_program_may_stop_before_another_one_with_its_instance_id_is_rea
 def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_path: Path) -> None:
     worker = Worker("worker", tmp_path, {}, command=["-c", "raise SystemExit('no such setting')"])
     with worker, pytest.raises(RunError, match=r"exit code 1:(.|\n)*no such setting"):
-        worker.wait_until_owner()
+        worker.wait_until_owned()
+
+
+class Disconnected:
+    """A Kafka client whose broker has died during a read: it returns nothing, and says nothing of it."""
+
+    def __init__(self, *topics: str, **options: object) -> None:
+        self.reads = 0
+
+    async def start(self) -> None:
+        return
+
+    async def stop(self) -> None:
+        return
+
+    def assignment(self) -> set[TopicPartition]:
+        return {TopicPartition("topic", 0)}
+
+    async def end_offsets(self, partitions: list[TopicPartition]) -> dict[TopicPartition, int]:
+        return dict.fromkeys(partitions, 5)
+
+    async def position(self, partition: TopicPartition) -> int:
+        return 3
+
+    async def getmany(self, timeout_ms: int) -> dict[TopicPartition, list[object]]:
+        self.reads += 1
+        assert self.reads < 10, "it reads for ever"
+        return {}
+
+
+async def test_a_scan_of_a_topic_whose_broker_has_died_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    seconds = itertools.count(step=topics.STALLED_SECONDS / 2)
+    monkeypatch.setattr(topics, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    monkeypatch.setattr(topics, "AIOKafkaConsumer", Disconnected)
+
+    async with TopicScan(Stage(SERVERS, tmp_path).settings, "topic") as scan:
+        with pytest.raises(KafkaTimeoutError, match="topic topic: no progress for 120 s"):
+            assert [record async for record in scan.to_end()] == []

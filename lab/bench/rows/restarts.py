@@ -188,7 +188,7 @@ async def recover(bench: Bench) -> Measurements:
 
         standby = bench.start_worker("standby")
         # Both workers own partitions, and the standby has copies of those that it may take over.
-        await asyncio.to_thread(standby.wait_until_shared, 2, size.partitions)
+        await asyncio.to_thread(standby.wait_until_owned, 2, size.partitions)
         await until(standby, lambda: _COPIED.search(standby.log()))
         probes, _ = await killed(worker)
         killed_s = time.monotonic()

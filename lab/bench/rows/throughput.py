@@ -104,7 +104,7 @@ def scale(bench: Bench, number: int) -> Measurements:
     asyncio.run(bench.make_topics(PARTITIONS))
     bench.fill()
     workers = [bench.start_worker(f"machine-{index}") for index in range(number)]
-    workers[0].wait_until_shared(number, PARTITIONS)
+    workers[0].wait_until_owned(number, PARTITIONS)
     consumers = bench.clients(*[(shared, *bench.namespace)] * number)
     asyncio.run(wait_until_joined(bench.client, number))
     parts = {"consumer": [consumer.pid for consumer in consumers], "worker": [worker.pid for worker in workers]}

@@ -8,11 +8,10 @@ import pytest
 
 from lab.proof import checker
 from lab.proof.checker import check
-from lab.proof.history import Event, by_time, holder_name
+from lab.proof.history import Event, holder_name
 from marq.wire.markers import Cause, Kind
 from tests.unit.proof import test_deduplication, test_delays, test_expiry, test_key_order, test_once, test_purges
 from tests.unit.proof.story import (
-    DEAD,
     FIRST,
     LEASE_MS,
     LOG,
@@ -524,18 +523,25 @@ def test_a_lease_whose_acquire_only_the_log_shows_is_explained_by_starvation_fro
     assert sum(str(finding).endswith("its lease ended without a cause") for finding in report.findings) == unexplained
 
 
-def test_events_of_logs_are_put_where_they_belong_by_time() -> None:
-    first: Event = {"process": "first", "at_ms": 10.0}
-    second: Event = {"process": "first", "at_ms": 30.0}
-    acquire: Event = {"process": MARKERS, "time_ms": 1_020}
-    tick: Event = {"process": MARKERS, "time_ms": 1_015}
-    note: Event = {"process": MARKERS}
-    other: Event = {"process": DEAD, "time_ms": 1_025}
+@pytest.mark.parametrize(("late", "unexplained"), [(False, 0), (True, 1)])
+def test_a_fault_explains_the_end_of_a_lease_until_the_decision_although_events_of_logs_come_last(
+    late: bool, unexplained: int
+) -> None:
+    def told(story: Story) -> None:
+        story.send(0)
+        story.take("first", FIRST, 0, 0)
+        if not late:
+            starve(story, "first")
+        story.tick(LEASE_MS)
+        story.redeliver(Cause.EXPIRED)
+        if late:
+            starve(story, "first")
 
-    events = by_time([first, second, acquire, tick, note, other], began_ms=1_000)
+    events = sorted(events_of(told), key=lambda event: event["op"] in ("marker", "record"))
 
-    # The clock was set back between acquire and tick.
-    assert events == [first, acquire, tick, note, other, second]
+    report = check(events)
+
+    assert sum(str(finding).endswith("its lease ended without a cause") for finding in report.findings) == unexplained
 
 
 def test_a_tracker_is_judged_by_the_settings_that_it_has_heard_of() -> None:
