@@ -4,8 +4,8 @@
 # PySpark 4.2.0, pandas 3.1.1, pyarrow 26.0.1, protobuf 7.36.2. A job is started each hour to find expired leases. It
 # reads new messages with transformWithState in the time mode ProcessingTime, sets a timer for each, and writes a row
 # when it fires. Its trigger is availableNow=True.
-# Expected: each run handles the messages that are available, fires the timers that are due, and ends. Spark's guide
-# says that this trigger handles all available data and then stops on its own.
+# Expected: each run handles the messages that are available, fires the timers that are due, and ends. The
+# documentation of DataStreamWriter.trigger says that availableNow processes all available data and then terminates.
 # Seen: the run does not end. After the message it starts empty batches one after another, each with files in the
 # checkpoint, also when no timer is left. For this mode, shouldRunAnotherBatch() of the operator always returns true.
 # A comment there plans to look at the timers (SPARK-50180). The trigger goes on until the operator needs no batch.
