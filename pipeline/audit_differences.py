@@ -40,7 +40,8 @@ def differences_of_message(cut: Cut, held_back: Column) -> tuple[list[Column], l
             ~F.col("known")
             & ~F.col("requests_only")
             & ~earlier
-            & (F.size("own_differences") + F.size("own_pending") == 0),
+            & F.array_max("records.differences").isNull()
+            & F.array_max("records.pending").isNull(),
             held_back,
         ),
     }
@@ -66,7 +67,7 @@ def pending_of_record(held_back: Column) -> Column:
 
 def overdue(cut: Cut) -> Column:
     """Return whether an open record should have been redelivered or dead-lettered long ago."""
-    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("duplicate", F.lit(False))
+    still_open = F.col("open_pos").isNotNull() & ~F.col("closed") & ~F.coalesce("parts.duplicate", F.lit(False))
     # Trackers do not redeliver ordered messages and those of paused queues, but they dead-letter them.
     dead_lettered = F.col("refused").isNotNull() | F.col("exhausted")
     waits = F.coalesce("taken.in_order", F.lit(False)) & ~dead_lettered
@@ -116,12 +117,12 @@ def _last_run() -> Column:
 
 def _contradiction(held_back: Column) -> Column:
     """Return what contradicts the protocol: one text, or null."""
-    unread, record = F.col("open_pos").isNull(), F.col("record")
+    unread, record = F.col("open_pos").isNull(), F.col("parts.record")
     known = F.coalesce(ingested(), F.lit(True))
-    ended = F.col("acked").isNotNull() | F.col("fact").isNotNull() | F.col("death").isNotNull()
+    ended = F.col("parts.acked").isNotNull() | F.col("parts.fact").isNotNull() | F.col("parts.death").isNotNull()
     text = (
-        F.when(F.col("records") > 1, "ingested twice")
-        .when(F.col("facts") > 1, "two facts")
+        F.when(F.col("parts.records") > 1, "ingested twice")
+        .when(F.col("parts.facts") > 1, "two facts")
         .when(unread & ended & known, "finished, but never acquired or delayed")
         .when(
             unread
@@ -145,4 +146,4 @@ def _overtook() -> Column:
 def _absent() -> Column:
     """Return whether a record was acquired but does not exist, and is not a copy of an aborted transaction."""
     sent = ~F.col("copy") & ~F.col("drawn") & ~F.col("redriven") & ingested() & ~F.col("compacted")
-    return F.coalesce(F.col("open_pos").isNotNull() & F.col("record").isNull() & sent, F.lit(False))
+    return F.coalesce(F.col("open_pos").isNotNull() & F.col("parts.record").isNull() & sent, F.lit(False))

@@ -67,8 +67,13 @@ def purges(markers: DataFrame) -> DataFrame:
 
 
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
-    """Return one row for each record: the ``id`` of its message, its ``delivery``, and columns for its state."""
-    rows = parts.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
+    """Return one row for each record: the ``id`` and ``queue`` of its message, and columns for its state.
+
+    The first of these are its time and its ``delivery``, so rows in their order are in the order of deliveries.
+    """
+    # One column, because Spark copies each column in each of the following steps.
+    rows = parts.select(*KEY, "queue", "log_partition", F.struct(*PARTS.names).alias("parts"))
+    rows = rows.join(F.broadcast(cut.reading), ["queue", "topic", "partition"], "left")
     if cut.clocks is None:
         rows = rows.withColumns({name: F.lit(None).cast("timestamp") for name in ("seen_at", "alive_since")})
     else:
@@ -113,14 +118,14 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
     rows = rows.withColumns(
         {
             "place": F.concat_ws("/", *PLACE),
-            "id": message_id(),
+            "id": message_id("parts."),
             "drawn": F.col("topic").startswith(DRAWN),
-            "redriven": (F.col("topic") == cut.names.dead_letters) & F.col("delayed").isNotNull(),
-            "open_pos": F.least("acquired.pos", "delayed.pos"),
+            "redriven": (F.col("topic") == cut.names.dead_letters) & F.col("parts.delayed").isNotNull(),
+            "open_pos": F.least("parts.acquired.pos", "parts.delayed.pos"),
         }
     )
-    ack_pos = F.when(F.col("acked.pos") > F.col("open_pos"), F.col("acked.pos"))
-    fact_pos = F.when(F.col("fact.pos") > F.col("open_pos"), F.col("fact.pos"))
+    ack_pos = F.when(F.col("parts.acked.pos") > F.col("open_pos"), F.col("parts.acked.pos"))
+    fact_pos = F.when(F.col("parts.fact.pos") > F.col("open_pos"), F.col("parts.fact.pos"))
     rows = rows.withColumns(
         {
             "copy": F.col("id") != F.col("place"),
@@ -131,14 +136,14 @@ def _opened(rows: DataFrame, cut: Cut) -> DataFrame:
     return rows.withColumns(
         {
             "closed": F.col("close_pos").isNotNull(),
-            "end": F.when(F.col("close_pos").isNotNull() & ~F.col("by_ack"), F.col("fact")),
+            "end": F.when(F.col("close_pos").isNotNull() & ~F.col("by_ack"), F.col("parts.fact")),
         }
     )
 
 
 def _held(rows: DataFrame) -> DataFrame:
     """Add the consumer that leased it, until when, and that consumer's markers."""
-    last, first = F.col("acquired_last"), F.col("acquired")
+    last, first = F.col("parts.acquired_last"), F.col("parts.acquired")
     # An ACQUIRE after the end has no effect.
     in_time = ~F.col("closed") | (last["pos"] < F.col("close_pos"))
     rows = rows.withColumn(
@@ -147,14 +152,14 @@ def _held(rows: DataFrame) -> DataFrame:
     taken = F.col("taken")
 
     def by_holder(name: str) -> Column:
-        marker = F.col(name)
+        marker = F.col(f"parts.{name}")
         valid = (marker["pos"] > taken["pos"]) & (marker["holder"] == taken["holder"])
         return F.when(valid & (~F.col("closed") | (marker["pos"] < F.col("close_pos"))), marker)
 
     return rows.withColumns(
         {
-            "handed_out": F.col("acquired").isNotNull() & F.col("acquired.due_at").isNull(),
-            "wait_until": F.coalesce(F.col("acquired.due_at"), F.col("delayed.due_at")),
+            "handed_out": F.col("parts.acquired").isNotNull() & F.col("parts.acquired.due_at").isNull(),
+            "wait_until": F.coalesce(F.col("parts.acquired.due_at"), F.col("parts.delayed.due_at")),
             "kept": by_holder("renewed"),
             "kept_exactly": by_holder("renewed_exactly"),
             "dispatched": by_holder("spent"),
@@ -175,21 +180,23 @@ def _ended(rows: DataFrame) -> DataFrame:
     waits = F.col("wait_until").isNotNull()
     # A CANCEL or RESCHEDULE of a leased message is too late, as is a RESCHEDULE of a closed one.
     waits_from = F.coalesce(back["pos"], F.col("open_pos"))
-    cancelled = _rightly_named("cancelled") & (F.col("cancelled.pos") > waits_from)
-    in_time = (F.col("moved.pos") > waits_from) & (~F.col("closed") | (F.col("moved.pos") < F.col("close_pos")))
-    moved = F.when(_rightly_named("moved") & in_time, F.col("moved.due_at"))
+    cancelled = _rightly_named("cancelled") & (F.col("parts.cancelled.pos") > waits_from)
+    in_time = (F.col("parts.moved.pos") > waits_from) & (
+        ~F.col("closed") | (F.col("parts.moved.pos") < F.col("close_pos"))
+    )
+    moved = F.when(_rightly_named("moved") & in_time, F.col("parts.moved.due_at"))
     # Parts have only the last RESCHEDULE. If that was too late, an earlier one may have moved the message in time.
-    unknown = (waits | back.isNotNull()) & (F.col("moves") > 1) & (F.col("moved.pos") > F.col("close_pos"))
+    unknown = (waits | back.isNotNull()) & (F.col("parts.moves") > 1) & (F.col("parts.moved.pos") > F.col("close_pos"))
     unknown = F.coalesce(unknown, F.lit(False))
-    ended_at = F.when(F.col("by_ack"), F.col("acked.at")).otherwise(end["at"])
+    ended_at = F.when(F.col("by_ack"), F.col("parts.acked.at")).otherwise(end["at"])
     moved = F.when(unknown, ended_at).otherwise(moved)
     # The RELEASE after the last attempt in order: its dead letter is due at once.
-    exhausted = F.coalesce(F.col("ended") == back["pos"], F.lit(False))
+    exhausted = F.coalesce(F.col("parts.ended") == back["pos"], F.lit(False))
     later = later_by(back["at"], F.when(exhausted, 0).otherwise(back["delay_ms"]))
     # The tracker ignores the delay after the last attempt, and that of a blocking message without its record.
     undelayed = (end["kind"] == "DEAD_LETTERED") | (end["cause"] == "RELEASED")
     later = F.when(later > F.when(undelayed, end["at"]), end["at"]).otherwise(later)
-    waiting_due = F.coalesce(F.when(cancelled, F.col("cancelled.at")), moved, "wait_until", later)
+    waiting_due = F.coalesce(F.when(cancelled, F.col("parts.cancelled.at")), moved, "wait_until", later)
     # RENEW and DISPATCH never shorten the lease that an ACQUIRE begins, except a later RENEW that sets its end exactly.
     begun = [later_by(marker["at"], marker["lease_ms"]) for marker in (taken, F.col("dispatched"))]
     exact = F.col("kept_exactly")
@@ -198,11 +205,11 @@ def _ended(rows: DataFrame) -> DataFrame:
     due = F.when(waits | back.isNotNull(), waiting_due).otherwise(lease_due)
     rows = rows.withColumns({"outcome": outcome, "due": due, "due_unknown": unknown, "exhausted": exhausted})
     settled = (
-        F.when(F.col("outcome") == "acked", F.col("acked.at"))
+        F.when(F.col("outcome") == "acked", F.col("parts.acked.at"))
         .when(back.isNotNull(), back["at"])
         .when(refused.isNotNull(), refused["at"])
     )
-    sent = F.coalesce("record.at", "acquired.record_at")
+    sent = F.coalesce("parts.record.at", "parts.acquired.record_at")
     return rows.withColumns(
         {
             "settled_at": settled,
@@ -216,15 +223,16 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
     """Return the columns that messages are computed from."""
     taken, end, handed_out = F.col("taken"), F.col("end"), F.col("handed_out")
     may_be_late = end["cause"].isin("EXPIRED", "DUE", "RELEASED")
+    attempt = F.coalesce(taken["attempt"], "parts.delayed.attempt", "parts.record.attempt", F.lit(1))
     delivery = F.struct(
         *PLACE,
-        F.coalesce(taken["attempt"], "delayed.attempt", "record.attempt", F.lit(1)).alias("attempt"),
+        attempt.alias("attempt"),
         "available_at",
         F.when(handed_out, taken["holder"]).alias("holder"),
         F.when(handed_out, taken["at"]).alias("acquired_at"),
         taken["lease_ms"].alias("lease_ms"),
-        F.coalesce("renewals", F.lit(0)).alias("renewals"),
-        F.coalesce("acquisitions", F.lit(0)).alias("acquisitions"),
+        F.coalesce("parts.renewals", F.lit(0)).alias("renewals"),
+        F.coalesce("parts.acquisitions", F.lit(0)).alias("acquisitions"),
         "outcome",
         "settled_at",
         F.col("due").alias("due_at"),
@@ -233,62 +241,71 @@ def _judged(rows: DataFrame, cut: Cut) -> DataFrame:
         F.when(handed_out, _millis("available_at", taken["at"])).alias("wait_ms"),
         F.when(handed_out, _millis(taken["at"], "settled_at")).alias("run_ms"),
         F.when(may_be_late & ~F.col("due_unknown"), _millis("due", end["at"])).alias("late_ms"),
-        F.col("acked.at").alias("acked_at"),
+        F.col("parts.acked.at").alias("acked_at"),
         "handed_out",
         "redriven",
-        F.col("record").isNotNull().alias("committed"),
+        F.col("parts.record").isNotNull().alias("committed"),
         F.coalesce(end["kind"].isin(*_COPIES), F.lit(False)).alias("copied"),
         _expirations().alias("expirations"),
     )
     held_back = F.concat_ws("/", "topic", "partition").isin(*cut.round_["held_back"])
     root = ~F.col("copy")
-    count = {name: F.coalesce(name, F.lit(0)) for name in ("records", "deaths")}
+    count = {name: F.coalesce(f"parts.{name}", F.lit(0)) for name in ("records", "deaths")}
     is_copy = F.col("copy") & ~F.col("drawn") & ~F.col("redriven")
     return rows.where(~_skipped()).select(
         "id",
-        F.coalesce("acquired.at", "delayed.at", "record.at", "last_at").alias("began_at"),
-        delivery.alias("delivery"),
         "queue",
-        F.coalesce("last_at", _purged_at()).alias("last_at"),
+        F.coalesce("parts.acquired.at", "parts.delayed.at", "parts.record.at", "parts.last_at").alias("began_at"),
+        delivery.alias("delivery"),
+        F.coalesce("parts.last_at", _purged_at()).alias("last_at"),
         "seen_at",
         _state().alias("state"),
         (
             root & (count["records"] > 0)
-            | root & F.col("drawn") & F.col("delayed").isNotNull()
+            | root & F.col("drawn") & F.col("parts.delayed").isNotNull()
             # Compaction may have removed the record since.
-            | root & F.col("compacted") & F.col("acquired").isNotNull()
+            | root & F.col("compacted") & F.col("parts.acquired").isNotNull()
         ).alias("known"),
         root.alias("root"),
         _requests_only().alias("requests_only"),
-        (F.col("acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
-        F.when(root, F.coalesce("record.at", "acquired.record_at", "delayed.record_at")).alias("root_at"),
+        (F.col("parts.acked").isNotNull() & F.col("open_pos").isNotNull()).alias("acked"),
+        F.when(root, F.coalesce("parts.record.at", "parts.acquired.record_at", "parts.delayed.record_at")).alias(
+            "root_at"
+        ),
         # A sender may count in microseconds; its redeliveries have other times.
-        (root & F.col("record").isNotNull() & F.col("record.at").isNull()).alias("untimed"),
-        F.coalesce("record.first_sent_at", "record.at", "acquired.record_at", "delayed.record_at").alias("sent_at"),
+        (root & F.col("parts.record").isNotNull() & F.col("parts.record.at").isNull()).alias("untimed"),
+        F.coalesce(
+            "parts.record.first_sent_at", "parts.record.at", "parts.acquired.record_at", "parts.delayed.record_at"
+        ).alias("sent_at"),
         "wait_until",
-        F.coalesce("record.size", "acquired.size", "delayed.size").alias("size"),
-        F.col("death.reason").alias("reason"),
+        F.when(handed_out, attempt).alias("attempts"),
+        F.coalesce("parts.record.size", "parts.acquired.size", "parts.delayed.size").alias("size"),
+        F.col("parts.death.reason").alias("reason"),
         count["deaths"].alias("dead_letters"),
         # Counted by the fact: the dead letter exists even if an ack came before its fact.
-        _count(F.col("fact.kind") == "DEAD_LETTERED").alias("died"),
+        _count(F.col("parts.fact.kind") == "DEAD_LETTERED").alias("died"),
         _count(end["kind"] == "REDELIVERED").alias("redeliveries"),
         _count(F.col("redriven")).alias("redrives"),
         # Each copy has a fact with the same attempt, so their counts and sums of attempts are equal.
-        _count(F.col("fact.kind").isin(*_COPIES)).alias("copy_facts"),
-        F.when(F.col("fact.kind").isin(*_COPIES), F.col("fact.attempt")).otherwise(0).alias("copy_fact_attempts"),
+        _count(F.col("parts.fact.kind").isin(*_COPIES)).alias("copy_facts"),
+        F.when(F.col("parts.fact.kind").isin(*_COPIES), F.col("parts.fact.attempt"))
+        .otherwise(0)
+        .alias("copy_fact_attempts"),
         F.when(is_copy, count["records"]).otherwise(0).alias("copies"),
-        F.when(is_copy, count["records"] * F.coalesce("record.attempt", F.lit(1))).otherwise(0).alias("copy_attempts"),
+        F.when(is_copy, count["records"] * F.coalesce("parts.record.attempt", F.lit(1)))
+        .otherwise(0)
+        .alias("copy_attempts"),
         (~ingested()).alias("before_first"),
         overdue(cut).alias("overdue"),
         differences_of_record(held_back).alias("differences"),
         pending_of_record(held_back).alias("pending"),
-        F.struct(*PARTS.names).alias("parts"),
+        "parts",
     )
 
 
 def _state() -> Column:
     unread = (
-        F.when(F.col("record").isNull(), "strange")
+        F.when(F.col("parts.record").isNull(), "strange")
         .when(F.col("queue").isNull(), "no_queue")
         .when(is_purged(), "cancelled")
         .when(lost(), "lost")
@@ -300,7 +317,7 @@ def _state() -> Column:
         # Outcomes that are also names of open states.
         .when(F.col("closed") & F.col("outcome").isin("released", "rejected"), "ended")
         .when(F.col("closed"), F.col("outcome"))
-        .when(F.col("duplicate"), "deduplicated")
+        .when(F.col("parts.duplicate"), "deduplicated")
         .when(F.col("wait_until").isNotNull(), "delayed")
         .when(F.col("refused").isNotNull(), "rejected")
         .when(F.col("given_back").isNotNull(), "released")
@@ -318,17 +335,17 @@ def _expirations() -> Column:
     Each further attempt follows a counted RELEASE or an expired lease. No attempt has followed ``given_back`` yet.
     """
     taken, back = F.col("taken"), F.col("given_back")
-    attempts = taken["attempt"] - F.col("acquired.attempt")
+    attempts = taken["attempt"] - F.col("parts.acquired.attempt")
     # ``releases`` is null if there was none, and F.greatest ignores nulls.
-    requested = F.greatest(F.lit(0), F.col("releases") - F.when(back["counted"], 1).otherwise(0))
+    requested = F.greatest(F.lit(0), F.col("parts.releases") - F.when(back["counted"], 1).otherwise(0))
     return F.when(taken["in_order"], F.greatest(F.lit(0), attempts - requested)).otherwise(0)
 
 
 def _skipped() -> Column:
     """Return whether it is a record without a message of its queue."""
-    untouched = F.coalesce("open_pos", "acked.pos", "fact.pos").isNull() & F.col("death").isNull()
+    untouched = F.coalesce("open_pos", "parts.acked.pos", "parts.fact.pos").isNull() & F.col("parts.death").isNull()
     # Spark evaluates what appears twice in a condition for each row, unless it is behind a `when`.
-    skips = F.when(untouched & F.col("record").isNotNull(), skipped(passed_over(), within()))
+    skips = F.when(untouched & F.col("parts.record").isNotNull(), skipped(passed_over(), within()))
     return F.coalesce(skips, F.lit(False))
 
 
@@ -337,14 +354,18 @@ def _requests_only() -> Column:
 
     Clients may name any place, such as that of a redelivery whose transaction was aborted after a consumer read it.
     """
-    events = ("record.at", "death.at", *[f"{name}.at" for name in ("acked", "fact", "acquired", "delayed")])
-    by_holder = [f"{name}.holder" for name in ("renewed", "renewed_exactly", "spent", "released", "rejected")]
+    events = (
+        "parts.record.at",
+        "parts.death.at",
+        *[f"parts.{name}.at" for name in ("acked", "fact", "acquired", "delayed")],
+    )
+    by_holder = [f"parts.{name}.holder" for name in ("renewed", "renewed_exactly", "spent", "released", "rejected")]
     return F.coalesce(*events).isNull() & F.coalesce(*by_holder).isNull()
 
 
 def _rightly_named(name: str) -> Column:
     """Return whether a request is about this message: it names the message's queue, or none, which means all queues."""
-    return F.coalesce(F.col(f"{name}.queue").isin(F.lit(""), F.col("queue")), F.lit(False))
+    return F.coalesce(F.col(f"parts.{name}.queue").isin(F.lit(""), F.col("queue")), F.lit(False))
 
 
 def _count(test: Column) -> Column:

@@ -37,34 +37,20 @@ OPEN = ("leased", "released", "rejected", "delayed", "waiting")
 
 def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return the rows of :data:`LIFECYCLE`, each with its parts in an array (``parts``)."""
-    records = deliveries(parts, cut)
-    has = {name: F.max(F.col("state") == name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)}
+    rows = deliveries(parts, cut)
+    record = F.struct(*[name for name in rows.columns if name not in ("id", "queue")]).alias("record")
     # Repartitioned first, like parts: almost every message has one record. Sorted by hash, because ids begin alike.
-    grouped = records.repartition("id").groupBy(F.xxhash64("id").alias("hash"), "id", "queue")
-    messages = grouped.agg(
-        F.array_sort(F.collect_list(F.struct("began_at", "delivery"))).alias("told"),
-        F.collect_list("parts").alias("parts"),
-        F.collect_list("differences").alias("own_differences"),
-        F.collect_list("pending").alias("own_pending"),
-        F.coalesce(F.max("root_at"), F.when(~F.max("untimed"), F.min("sent_at"))).alias("sent_at"),
-        F.max("wait_until").alias("due_at"),
-        F.max(F.when(F.col("delivery.handed_out"), F.col("delivery.attempt"))).alias("attempts"),
-        F.max("size").alias("size"),
-        F.max("reason").alias("reason"),
-        F.max("delivery.ended_at").alias("last_end"),
-        # Only the first record of a message that came from another queue is elsewhere.
-        (F.max("known") | (F.max("delivery.redriven") & ~F.max("root"))).alias("known"),
-        F.min("requests_only").alias("requests_only"),
-        *[F.max(name).alias(name) for name in ("acked", "last_at", "seen_at", "overdue", "before_first")],
-        *[F.sum(name).alias(name) for name in _COUNTS],
-        *has.values(),
-    )
+    records = rows.select("id", "queue", record).repartition("id")
+    grouped = records.groupBy(F.xxhash64("id").alias("hash"), "id", "queue")
+    # One aggregate, because Spark merges each of them once more even if all rows of a group are in one partition.
+    messages = grouped.agg(F.sort_array(F.collect_list("record")).alias("records"))
     return _rows(messages, cut)
 
 
 _ENDED = (
     "lost", "expired_unread", "no_queue", "abandoned", "cancelled", "withdrawn", "deduplicated", "message_expired",
 )  # fmt: skip
+_MOST = ("attempts", "size", "reason", "acked", "last_at", "seen_at", "overdue", "before_first")
 _COUNTS = (
     "dead_letters", "died", "redeliveries", "redrives", "copy_facts", "copy_fact_attempts", "copies", "copy_attempts",
 )  # fmt: skip
@@ -90,15 +76,43 @@ def came_from_elsewhere() -> Column:
     return (F.col("redrives") > 0) & ~F.exists("deliveries", is_first)
 
 
+def _least(name: str) -> Column:
+    return F.array_min(f"records.{name}")
+
+
+def _most(name: str) -> Column:
+    return F.array_max(f"records.{name}")
+
+
+def _sum(name: str) -> Column:
+    counts = F.col(f"records.{name}")
+    sum_ = F.aggregate(counts, F.lit(0).cast("long"), lambda sum_, count: sum_ + count)
+    return F.when(F.size("records") == 1, counts[0].cast("long")).otherwise(sum_)
+
+
 def _texts(own: str, others: list[Column]) -> Column:
     """Return the texts that are not null; almost every row has none, and Spark interprets functions of arrays."""
-    texts = F.array_compact(F.concat(own, F.array(*others)))
-    return F.when((F.size(own) > 0) | F.coalesce(*others).isNotNull(), texts).otherwise(F.array().cast(_TEXTS))
+    texts = F.array_compact(F.concat(f"records.{own}", F.array(*others)))
+    return F.when(F.coalesce(_most(own), *others).isNotNull(), texts).otherwise(F.array().cast(_TEXTS))
 
 
 def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     held_back = F.lit(bool(cut.round_["held_back"]))
-    rows = messages.withColumns(
+    rows = messages.select(
+        "id",
+        "queue",
+        "records",
+        F.coalesce(_most("root_at"), F.when(~_most("untimed"), _least("sent_at"))).alias("sent_at"),
+        _most("wait_until").alias("due_at"),
+        _most("delivery.ended_at").alias("last_end"),
+        # Only the first record of a message that came from another queue is elsewhere.
+        (_most("known") | (_most("delivery.redriven") & ~_most("root"))).alias("known"),
+        _least("requests_only").alias("requests_only"),
+        *[_most(name).alias(name) for name in _MOST],
+        *[_sum(name).alias(name) for name in _COUNTS],
+        *[F.array_contains("records.state", name).alias(f"is_{name}") for name in (*OPEN, *_ENDED)],
+    )
+    rows = rows.withColumns(
         {
             "lacks_copy": F.col("copy_facts") > F.col("copies"),
             "open_state": F.coalesce(*[F.when(F.col(f"is_{name}"), F.lit(name)) for name in OPEN]),
@@ -123,11 +137,11 @@ def _rows(messages: DataFrame, cut: Cut) -> DataFrame:
     wrong, pending = differences_of_message(cut, held_back)
     rows = rows.withColumns(
         {
-            "differences": _texts("own_differences", wrong),
-            "pending": _texts("own_pending", pending),
+            "differences": _texts("differences", wrong),
+            "pending": _texts("pending", pending),
             "ended_at": F.when(~F.col("open"), F.col("last_end")),
-            "deliveries": F.transform("told", lambda record: record["delivery"]),
+            "deliveries": F.col("records.delivery"),
         }
     )
     columns = [F.col(field.name).cast(field.dataType) for field in LIFECYCLE.fields]
-    return rows.select(*columns, F.col("parts").cast(ArrayType(PARTS)))
+    return rows.select(*columns, F.col("records.parts").cast(ArrayType(PARTS)).alias("parts"))

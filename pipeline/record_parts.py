@@ -227,9 +227,13 @@ def added_up(*frames: DataFrame) -> DataFrame:
     return parts.withColumn("subscription", F.coalesce("subscription", F.lit("")))
 
 
-def message_id() -> Column:
-    """Return the id of the message of a row of parts: that in its parts, else the place of its record."""
-    return F.coalesce("record.id", "acquired.id", "delayed.id", "death.id", F.concat_ws("/", *PLACE))
+def message_id(prefix: str = "") -> Column:
+    """Return the id of the message of a row of parts: that in its parts, else the place of its record.
+
+    ``prefix`` precedes the names of parts, if they are fields of a column.
+    """
+    ids = [f"{prefix}{name}.id" for name in ("record", "acquired", "delayed", "death")]
+    return F.coalesce(*ids, F.concat_ws("/", *PLACE))
 
 
 def names_of(part: str) -> list[str]:

@@ -229,7 +229,7 @@ def skipped(passed_over: Column, within: Column) -> Column:
     """
     offset = F.col("offset")
     # The same condition as in SkippedRecords.left.
-    before_start = (offset < F.col("start_end")) & (F.unix_millis("record.at") <= F.col("start_until_ms"))
+    before_start = (offset < F.col("start_end")) & (F.unix_millis("parts.record.at") <= F.col("start_until_ms"))
     tests = [(offset < F.col("since")) & ~within, before_start & ~within, F.col("former") & ~passed_over]
     # The columns are null if there is no such limit.
     return reduce(or_, [F.coalesce(test, F.lit(False)) for test in tests])
