@@ -1,21 +1,21 @@
 #!/usr/bin/env bash
-# Shows that poll() of confluent-kafka loses messages for good if a callback raises; a ShareConsumer loses a batch.
+# Shows that poll() of confluent-kafka drops messages if a callback raises: they are lost, unless acks are explicit.
 #
 # confluent-kafka 2.16.1 and 2.12.2 (for comparison), Kafka 4.4.0 (broker from Maven; the script needs a JDK). A topic
 # has 50 orders in batches of 10. A program handles what poll() returns, logs each exception, and goes on. It commits
 # after every 10 orders. The callback that gets the result of a commit raises once: on_commit of a Consumer, or the
 # acknowledgement callback of a ShareConsumer with max.poll.records=10. When the program has seen the last order, or
 # three exceptions, it closes the consumer. Then another consumer of the group reads what is left.
-# Expected: poll() raises the exception, as the tests of confluent-kafka demand. The next poll() returns more orders.
+# Expected: poll() raises the exception, as the tests of confluent-kafka require. The next poll() returns more orders.
 # Seen: the poll() that raises has also taken the next orders, and frees them. A Consumer has stored the offset, so the
 # next commit covers an order that no one has seen. In implicit mode, the next poll() of a ShareConsumer accepts ten
-# such orders. In explicit mode, each later poll() demands acknowledgements for ten records that the program never got;
+# such orders. In explicit mode, each later poll() requires acknowledgements for ten records that the program never got;
 # the broker delivers them again after close(). The cause: since 2.13, poll() waits in slices of 200 ms to notice
 # Ctrl+C, and continues after a slice whose callback raised (Consumer.c). ShareConsumer.c has the same loop, and
 # librdkafka counts the records as delivered when poll() takes them. A callback that raises the error of a failed
 # acknowledgement, or a stats_cb that raises, also loses a batch. The Java client logs exceptions of its acknowledgement
 # callback instead (KAFKA-19840, KAFKA-19827). The guide to the ShareConsumer names what the callback must not call, but
-# not that it must not raise. Callbacks have to catch all exceptions, and leave a note for the loop that polls.
+# not that it must not raise. A callback should catch all exceptions, and the loop that polls look for what it noted.
 # Output seen:
 #   2.12.2, Consumer, callback raises: 50 of 50 orders seen, 1 exception; next consumer: 0 more orders
 #   2.16.1, Consumer, callback raises: 49 of 50 orders seen, 1 exception; next consumer: 0 more orders

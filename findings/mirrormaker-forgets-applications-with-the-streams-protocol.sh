@@ -8,13 +8,13 @@
 # is the documented way to migrate. The third one has always used it. Then the first cluster fails, and the applications
 # go on with the second one.
 # Expected: each of them goes on with offset 101, or a little before, since all of them have committed this offset.
-# Seen: only the first one does. The offset of the second one has stayed where it was after the migration, and the third
-# one has no offset at all. So they handle orders again: all since the migration, or all in the topic. MirrorMaker lists
+# Seen: only the first one does. The offset of the second one is still 50, as it was at the migration, and the third one
+# has no offset at all. So they handle orders again: all since the migration, or all in the topic. MirrorMaker lists
 # groups of the types "classic" and "consumer" (ListGroupsOptions.forConsumerGroups(), which its
 # MirrorCheckpointConnector calls), but a streams group has a type of its own. The task that copies the offsets does not
 # look at the type, so it goes on until the list is refreshed: after refresh.groups.interval.seconds, 10 minutes by
-# default and 1 second here. A check right after the migration does not find the problem. Then MirrorMaker logs how many
-# groups were removed, without their names, as information. In the second cluster, the group looks as if it lagged
+# default and 1 second here. A check right after the migration does not find the problem. After the refresh,
+# MirrorMaker logs at level INFO how many groups were removed, but not their names. In the second cluster, the group looks as if it lagged
 # behind. The documentation of the migration says that committed offsets are preserved, and does not name MirrorMaker.
 # Before a failover with such applications, copy their offsets with another tool, or make it harmless to handle orders
 # again.

@@ -7,15 +7,15 @@
 # the messages that the function does not report as failed, and none if the function raises. After three receives, a
 # message that is still in the queue becomes a dead letter.
 # Expected: the function reports 2 and 3 as failed, and 1 is handled once and deleted. For a message that does not match
-# the model, the processor reports that message as failed. A fix of 2023 (issue 2091) is there for this.
+# the model, the processor reports that message as failed. A fix from 2023 (issue 2091) added this.
 # Seen: the processor reports each of the two faults alone like this. Together they make the function raise
 # ValidationError, so Lambda returns the whole batch. Message 1 is handled at each of three receives, and becomes a dead
 # letter although each call succeeded. If message 2 fails only once, message 1 is handled twice.
 # After a failure, _process_record() of the processor skips the other messages, or with skip_group_on_error those of the
 # same group, and reports them. It converts each skipped message to the model first. This conversion is outside of the
-# try block that catches validation errors, which is in the method of the parent class. Tests of one fault do not get
-# there. A consumer of a FIFO queue has to parse its messages in the handler: without a model in the processor, 1 is
-# handled once. Messages 2 and 3 become dead letters in any case, because they fail at each receive.
+# try block that catches validation errors, which is in the method of the parent class. Tests with only
+# one of the faults do not reach this code. As a workaround, parse messages in the handler: without a model in the
+# processor, 1 is handled once. Messages 2 and 3 become dead letters in any case, because they fail at each receive.
 # Output seen:
 #   model, 3 is wrong: handled 1 2, dead letters 3
 #   model, 2 fails once: handled 1 2 2 3, dead letters none

@@ -225,16 +225,17 @@ class Worker(Program):
                 raise RunError(f"{self.name} was not ready after {limit:g} s; see {self.log_file}; queues: {queues}")
             time.sleep(pause)
 
-    def wait_until_owned(self, workers: int = 1, partitions: int = 1) -> None:
-        """Wait until this many workers own all partitions, at least so many, and each worker owns some.
+    def wait_until_owned(self, workers: int = 1, partitions: int | None = None) -> None:
+        """Wait until this many workers own all partitions, and each of them owns some; raise like :meth:`wait_until`.
 
-        Raise like :meth:`wait_until`.
+        ``partitions``: how many there are. Without it, a former owner may still count as one.
         """
 
         def owned() -> bool:
             own = [worker["partitions"] for worker in self.statistics().get("workers", [])]
             states = [part["state"] for parts in own for part in parts]
-            return len(own) == workers and all(own) and len(states) >= partitions and set(states) == {"owner"}
+            whole = partitions in (None, len(states))
+            return len(own) == workers and all(own) and whole and set(states) == {"owner"}
 
         self.wait_until(owned, START_SECONDS, 0.1)
 

@@ -81,17 +81,30 @@ class TopicScan:
         ends = await self._consumer.end_offsets(self._partitions)
         at, until_s = dict[TopicPartition, int](), 0.0
         while True:
-            # The position passes records that are not returned: control records of transactions, and aborted records.
-            before, at = at, {tp: await self._consumer.position(tp) for tp in self._partitions}
-            if all(at[tp] >= end for tp, end in ends.items()):
+            before, at = at, await self._positions(ends)
+            if at == ends:
                 return
             if at != before:
                 until_s = time.monotonic() + STALLED_SECONDS
             elif time.monotonic() > until_s:
-                raise KafkaTimeoutError(f"topic {self._topic}: no progress for {STALLED_SECONDS:g} s before its end")
+                raise self._stalled()
             for records in (await self._consumer.getmany(timeout_ms=_FETCH_MS)).values():
                 for record in records:
                     yield record
+
+    async def _positions(self, ends: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Return the position in each partition, up to its end.
+
+        It passes records that are not returned: control records of transactions, and aborted records.
+        """
+        try:
+            async with asyncio.timeout(STALLED_SECONDS):
+                return {tp: min(await self._consumer.position(tp), end) for tp, end in ends.items()}
+        except TimeoutError:
+            raise self._stalled() from None
+
+    def _stalled(self) -> KafkaTimeoutError:
+        return KafkaTimeoutError(f"topic {self._topic}: no progress for {STALLED_SECONDS:g} s before its end")
 
 
 async def read_logs(settings: ClientSettings) -> list[Event]:

@@ -69,7 +69,7 @@ def purges(markers: DataFrame) -> DataFrame:
 def deliveries(parts: DataFrame, cut: Cut) -> DataFrame:
     """Return one row for each record: the ``id`` and ``queue`` of its message, and columns for its state.
 
-    The first of these are its time and its ``delivery``, so rows in their order are in the order of deliveries.
+    The first of these are its time and its ``delivery``, so rows that are sorted are in the order of deliveries.
     """
     # One column, because Spark copies each column in each of the following steps.
     rows = parts.select(*KEY, "queue", "log_partition", F.struct(*PARTS.names).alias("parts"))

@@ -42,7 +42,7 @@ def lifecycle(parts: DataFrame, cut: Cut) -> DataFrame:
     # Repartitioned first, like parts: almost every message has one record. Sorted by hash, because ids begin alike.
     records = rows.select("id", "queue", record).repartition("id")
     grouped = records.groupBy(F.xxhash64("id").alias("hash"), "id", "queue")
-    # One aggregate, because Spark merges each of them once more even if all rows of a group are in one partition.
+    # One aggregate, because Spark merges every aggregate once more, even if all rows of a group are in one partition.
     messages = grouped.agg(F.sort_array(F.collect_list("record")).alias("records"))
     return _rows(messages, cut)
 
@@ -86,7 +86,7 @@ def _most(name: str) -> Column:
 
 def _sum(name: str) -> Column:
     counts = F.col(f"records.{name}")
-    sum_ = F.aggregate(counts, F.lit(0).cast("long"), lambda sum_, count: sum_ + count)
+    sum_ = F.aggregate(counts, F.lit(0).cast("long"), lambda sum_, count: sum_ + F.coalesce(count, F.lit(0)))
     return F.when(F.size("records") == 1, counts[0].cast("long")).otherwise(sum_)
 
 

@@ -187,7 +187,7 @@ class Trail:
     questions: tuple[Question, ...] = ()
     answers: tuple[Told, ...] = ()
     told: tuple[Told, ...] = ()
-    #: The offsets of each RESUMED about it and of its question.
+    #: The offset of each RESUMED about it, and of the RESUME that it answers.
     resumed: tuple[tuple[int, int], ...] = ()
     #: Why its lease ran out, and why it was delivered more than once: known when it has been judged.
     why_expired: Why | None = None

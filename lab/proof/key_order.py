@@ -52,7 +52,7 @@ class _Moment(NamedTuple):
 
     @property
     def lease(self) -> Standing | None:
-        """The message's standing at that end if its holder had leased it."""
+        """The message's standing before the offset ``end`` if its holder had leased it."""
         standing = self.trail.at(self.end - 1)
         leased = standing is not None and standing.state in _LEASED and standing.holder == self.delivery.holder
         return standing if leased else None
@@ -244,7 +244,7 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
     """Judge that each delivery in place is another attempt, unless a release that does not count came before."""
     deliveries, find = _deliveries(evidence, trail), evidence.report.find
     for former, delivery in pairwise(deliveries):
-        known = delivery._replace(log_end=_known_to(trail, delivery))
+        known = delivery._replace(log_end=_known_to(evidence, trail, former, delivery))
         again = _released(trail, former, known)
         # A release of a message that a former holder has acknowledged meanwhile changes nothing in the log.
         counted = _is_started(trail, former, known) if again is None else again.counted
@@ -267,14 +267,20 @@ def _judge_attempts(evidence: Evidence, trail: Trail) -> None:
             find("attempts", trail, f"attempt {delivery.attempt} in event {delivery.number}, limits {limits}")
 
 
-def _known_to(trail: Trail, delivery: HandlerDelivery) -> int | None:
-    """Return up to where a consumer knew the log when it acquired a message that it delivered: to its last question.
+def _known_to(evidence: Evidence, trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> int | None:
+    """Return up to where the log says what a consumer knew of a former delivery when it acquired the message.
 
-    A former holder, whose lease has ended, may write between that question and the ACQUIRE.
+    If the lease of another holder had ended at the consumer's last question, it knows nothing of what that holder
+    writes between the question and the ACQUIRE.
     """
     acquired = [at for at, _, holder in trail.acquired if holder == delivery.holder and at < delivery.until]
-    asked = [question for at, question in trail.resumed if acquired and at < acquired[-1]]
-    return max(asked, default=delivery.log_end)
+    asked = [(at, question) for at, question in trail.resumed if acquired and at < acquired[-1]]
+    if former.holder == delivery.holder or not asked:
+        return delivery.log_end
+    answered, question = asked[-1]
+    standing, clock = trail.at(question), evidence.logs[trail.log].clock
+    ended = standing is not None and clock.latest(question, answered + 1, -1) >= standing.due_ms
+    return question if ended else delivery.log_end
 
 
 def _released(trail: Trail, former: HandlerDelivery, delivery: HandlerDelivery) -> Standing | None:

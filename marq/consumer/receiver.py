@@ -222,7 +222,7 @@ class Receiver(Listener):
         return self.ordering.sparing or not self.gate.breakers.keys().isdisjoint(self.ordering.turns)
 
     def apply_settings(self) -> None:
-        """Pause and resume queues as their settings say, and drop messages that purges have ended."""
+        """Apply changed settings: pauses, circuit breakers, limits; drop messages that purges have ended."""
         self.gate.apply_pauses(self._serving.queues)
         self._apply_shares()
         for queue in self.gate.apply_purges(self._serving.queues):

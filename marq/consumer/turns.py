@@ -382,9 +382,9 @@ class Lines(Generic[L]):
         return offset in self._parked
 
     def park(self, offset: int) -> None:
-        """Take the turn of a message that waits for a delay, or for its next turn.
+        """Take the turn away from a message that waits for a delay, or for its next turn.
 
-        With ordering, one that is behind others of its key waits for its turn first.
+        With ordering, do nothing if an earlier message of its key is open: this one has to wait for it first.
         """
         key = self._keys[offset]
         if self.turns.strict:

@@ -93,7 +93,7 @@ def log_invalid_times(times: InvalidTimes) -> None:
     """Write one line per queue and flush, because a faulty sender affects thousands of messages."""
     for queue, (count, first) in times.take().items():
         log.warning(
-            "queue=%s messages=%s first=%s: marq-deliver-at is not a valid time, so they are delivered without it",
+            "queue=%s messages=%s first=%s: marq-deliver-at is not a valid time, so it is ignored",
             queue,
             count,
             first,

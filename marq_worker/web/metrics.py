@@ -49,7 +49,7 @@ _QUEUE_COUNTERS = (
     ("marq_messages_abandoned", "Messages of at-most-once queues whose consumer was lost.", "abandoned"),
     (
         "marq_messages_invalid_deliver_at",
-        "Messages whose marq-deliver-at is unreadable, delivered as if they had none.",
+        "Messages with an unreadable marq-deliver-at, which is ignored.",
         "invalid_deliver_at",
     ),
     ("marq_messages_reacquired", "Messages acquired again after a failed commit or a long wait.", "reacquired"),

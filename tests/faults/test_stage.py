@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import signal
 import time
@@ -125,7 +126,10 @@ def test_a_wait_for_a_worker_that_has_died_ends_with_its_exit_code_and_log(tmp_p
 
 
 class Disconnected:
-    """A Kafka client whose broker has died during a read: it returns nothing, and says nothing of it."""
+    """A Kafka client whose broker has died during a read: it returns nothing, and reports no error."""
+
+    #: Whether it knows its position.
+    positioned = True
 
     def __init__(self, *topics: str, **options: object) -> None:
         self.reads = 0
@@ -143,12 +147,26 @@ class Disconnected:
         return dict.fromkeys(partitions, 5)
 
     async def position(self, partition: TopicPartition) -> int:
+        if not self.positioned:
+            await asyncio.Event().wait()
         return 3
 
     async def getmany(self, timeout_ms: int) -> dict[TopicPartition, list[object]]:
         self.reads += 1
-        assert self.reads < 10, "it reads for ever"
+        assert self.reads < 10, "endless reads"
         return {}
+
+
+async def test_a_scan_ends_whose_broker_has_died_before_it_knows_its_position(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(topics, "STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(topics, "AIOKafkaConsumer", Disconnected)
+    monkeypatch.setattr(Disconnected, "positioned", False)
+
+    async with TopicScan(Stage(SERVERS, tmp_path).settings, "topic") as scan:
+        with pytest.raises(KafkaTimeoutError, match="topic topic: no progress"):
+            assert [record async for record in scan.to_end()] == []
 
 
 async def test_a_scan_of_a_topic_whose_broker_has_died_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -555,8 +555,8 @@ async def test_a_commit_that_outlasts_the_rebalance_does_not_stop_those_of_the_n
     assert made.reader.behind[("q", P1)] == 1
 
 
-async def test_messages_that_were_prefetched_before_their_queue_got_limits_count(make_ordered) -> None:
-    """They were delivered together with as many others as the limits allow."""
+async def test_messages_that_were_prefetched_before_their_queue_got_limits_are_put_back(make_ordered) -> None:
+    """Prefetched messages were delivered together with as many others as the limits allow."""
     settings = [QueueSettings()]
     made, _ = make_ordered(queue=lambda _: settings[0])
     made.add(4)
@@ -577,7 +577,7 @@ async def test_messages_that_were_prefetched_before_their_queue_got_limits_count
 async def test_a_source_is_resumed_when_the_commits_that_are_on_their_way_have_ended(
     make_ordered, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The commit that verifies the membership went back behind theirs, so a crash duplicated their messages."""
+    """The commit that verifies the membership was of an older offset, so a crash duplicated the messages after it."""
     settings = [QueueSettings()]
     made, tracker = make_ordered(queue=lambda _: settings[0])
     made.buffer.handler_demand = 10

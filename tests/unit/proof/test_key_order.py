@@ -383,8 +383,8 @@ def test_a_release_after_a_delivery_by_its_time_is_not_one_before_it() -> None:
 
 
 @pytest.mark.parametrize(("late", "violations"), [(False, {"attempts": 1}), (True, {})])
-def test_what_a_former_holder_writes_after_the_question_does_not_count(late: bool, violations: dict[str, int]) -> None:
-    """Simulated seed 7241: a release was written after the answer that a consumer acquired the message by."""
+def test_a_release_that_is_written_after_the_question_counts_no_attempt(late: bool, violations: dict[str, int]) -> None:
+    """Simulated seed 7241: the ACQUIRE was based on an answer from before the former holder's RELEASE."""
 
     def told(story: OrderedStory) -> None:
         story.send(0)
@@ -401,6 +401,37 @@ def test_what_a_former_holder_writes_after_the_question_does_not_count(late: boo
         story.ack("second", SECOND, 0)
 
     assert judged(told, OrderedStory).violations == violations
+
+
+def test_a_holder_knows_its_own_release_without_a_question() -> None:
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.acquire("first", FIRST, 0, 0)
+        story.deliver("first", FIRST, 0, 0)
+        story.kill("first")
+        story.tick(2 * LEASE_MS)
+        story.resume(0)
+        story.take("second", SECOND, 0, 0, 2)
+        story.release("second", SECOND, 0)
+        story.take("second", SECOND, 0, 0, 2)
+        story.ack("second", SECOND, 0)
+
+    assert judged(told, OrderedStory).violations == {"attempts": 1}
+
+
+def test_a_consumer_asks_again_when_the_lease_of_another_holder_has_ended() -> None:
+    """The answer was that the lease lasts; the other holder has failed since."""
+
+    def told(story: OrderedStory) -> None:
+        story.send(0)
+        story.acquire("first", FIRST, 0, 0, counted=False)
+        story.deliver("first", FIRST, 0, 0)
+        story.resume(0)
+        story.release("first", FIRST, 0)
+        story.take("second", SECOND, 0, 0)
+        story.ack("second", SECOND, 0)
+
+    assert judged(told, OrderedStory).violations == {"attempts": 1}
 
 
 def test_where_a_log_ended_is_known_although_its_clock_was_set_back() -> None:

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Shows that a Spark query with processing-time timers either never ends with availableNow, or does not fire them.
+# Shows that a Spark query with availableNow never ends if it has processing-time timers, or leaves those that are due.
 #
-# PySpark 4.2.0, pandas 3.1.1, pyarrow 26.0.1, protobuf 7.36.2. A job is started each hour to find expired leases. It
+# PySpark 4.2.0, pandas 3.1.1, pyarrow 26.0.1, protobuf 7.36.2 (the script needs Java). A job is started each hour to find expired leases. It
 # reads new messages with transformWithState in the time mode ProcessingTime, sets a timer for each, and writes a row
 # when it fires. Its trigger is availableNow=True.
 # Expected: each run handles the messages that are available, fires the timers that are due, and ends. The
 # documentation of DataStreamWriter.trigger says that availableNow processes all available data and then terminates.
-# Seen: the run does not end. After the message it starts empty batches one after another, each with files in the
-# checkpoint, also when no timer is left. For this mode, shouldRunAnotherBatch() of the operator always returns true.
+# Seen: the run does not end. After the message, it runs one empty batch after another, even when no timer is left, and
+# each writes files to the checkpoint. For this mode, shouldRunAnotherBatch() of the operator always returns true.
 # A comment there plans to look at the timers (SPARK-50180). The trigger goes on until the operator needs no batch.
 # With the setting spark.sql.streaming.noDataMicroBatches.enabled=false each run ends. But then a run without new
 # messages has no batch, and a timer that is long due does not fire. It fires with the next message, of any key. So a
