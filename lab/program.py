@@ -159,7 +159,6 @@ def recorded(name: str, folder: Path, module: str, options: Sequence[str] = ()) 
 class Worker(Program):
     """A worker with a data directory (default: ``folder/name``) and a web port of its own (default: a free one)."""
 
-    faust = ("-m", "faust", "-A", "app", "worker", "-l", "info")
     #: Time limit of a request to its pages.
     answer_seconds = 30.0
 
@@ -169,7 +168,7 @@ class Worker(Program):
         folder: Path,
         environment: Mapping[str, str],
         *,
-        command: Sequence[str] = faust,
+        command: Sequence[str] = ("-m", "faust", "-A", "app", "worker", "-l", "info"),
         data: Path | None = None,
         web_port: int | None = None,
         directory: Path = ROOT,

@@ -2,9 +2,9 @@
 
 A row gets a fresh broker, so that its results do not depend on the rows before it. Each system first runs once with
 fewer messages, unmeasured, until the broker's JVM has compiled its hot paths. Then the systems take turns, so that
-other load on the machine affects all of them; every second turn goes backwards (A B B A), so that no system always
-follows the same one. Each measurement has its own topics and deletes them afterwards: the next one finds the disk and
-the page cache in the same state.
+other load on the machine affects all of them; every second turn is in reverse order (A B B A), so that no system
+always follows the same one. Each measurement has its own topics and deletes them afterwards: the next one finds the
+disk and the page cache in the same state.
 """
 
 from __future__ import annotations

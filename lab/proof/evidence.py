@@ -646,11 +646,11 @@ class Evidence:
         if kind == "PURGE":
             for ends in (self.purges, self.purges_in_flight) if event["in_flight"] else (self.purges,):
                 ends[event["queue"], source] = max(event["offsets"][0], ends.get((event["queue"], source), 0))
+            return
         if kind == "RESUMED":
             for offset in event["offsets"]:
                 if (trail := self.trails.get((event["queue"], f"{source}/{offset}"))) is not None:
                     trail.resumed += ((event["offset"], event["asked_at"]),)
-        if kind in ("RESUMED", "PURGE"):
             return
         if event.get("in_order", False):
             self.ordered.add(event["queue"])

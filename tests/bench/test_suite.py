@@ -30,7 +30,7 @@ def nowhere(tmp_path: Path, lines: list[str] | None = None) -> Bench:
     return Bench("nowhere", tmp_path, SIZE, (lines if lines is not None else []).append, no_broker)
 
 
-def test_systems_take_turns_there_and_back_and_medians_count(tmp_path: Path) -> None:
+def test_systems_take_turns_in_alternating_order_and_medians_count(tmp_path: Path) -> None:
     order: list[tuple[str, int]] = []
     numbers = {"a": count(10), "b": count(20)}
 

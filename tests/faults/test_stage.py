@@ -157,7 +157,7 @@ class Disconnected:
         return {}
 
 
-async def test_a_scan_ends_whose_broker_has_died_before_it_knows_its_position(
+async def test_a_scan_ends_if_its_broker_dies_before_it_knows_its_position(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(topics, "STALLED_SECONDS", 0.0)
@@ -169,7 +169,7 @@ async def test_a_scan_ends_whose_broker_has_died_before_it_knows_its_position(
             assert [record async for record in scan.to_end()] == []
 
 
-async def test_a_scan_of_a_topic_whose_broker_has_died_ends(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_a_scan_ends_if_its_broker_dies_while_it_reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     seconds = itertools.count(step=topics.STALLED_SECONDS / 2)
     monkeypatch.setattr(topics, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
     monkeypatch.setattr(topics, "AIOKafkaConsumer", Disconnected)

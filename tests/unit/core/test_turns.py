@@ -352,7 +352,7 @@ def test_with_ordering_no_message_may_run_behind_one_that_waits_for_its_next_tur
     assert given(turns) == [0]
 
 
-def test_with_ordering_a_message_that_waits_for_a_delay_waits_behind_those_before_it() -> None:
+def test_with_ordering_a_delayed_message_keeps_its_place_behind_earlier_ones() -> None:
     """It was delivered first when its delay was over (simulated seed 20063: a clock that was set back made it wait)."""
     turns = turns_of(ordered=True)
     lines = line_of(turns, A, A)
